@@ -1,0 +1,1 @@
+"""The judge: an HTTP client that measures a running endpoint."""
