@@ -1,0 +1,45 @@
+"""The base of every document model: frozen, strict about unknown keys, camelCase outside and snake_case inside."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic.alias_generators import to_camel
+
+QUANTITY_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$"
+QUANTITY_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN)]
+"""A whole number of bytes with an optional binary unit, as Kubernetes writes it: `16Gi`."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""The name of a Kubernetes object."""
+
+ProfileName = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$")
+]
+Token = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:+-]*$")]
+"""A word that reaches a command line: no white space, no shell metacharacter."""
+
+RelativePath = Annotated[
+    str, StringConstraints(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9._-][A-Za-z0-9._/ +@=-]*$")
+]
+AbsolutePath = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^/[A-Za-z0-9._/ +@=-]*$")]
+
+
+class Document(BaseModel):
+    """A part of a resource, a profile or a report. Instances are immutable and compare by value."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+
+def quantity_bytes(quantity: str) -> int:
+    """The bytes that a `Quantity` stands for. Raises ValueError for anything that the type refuses."""
+    digits = quantity.rstrip("KMGTi")
+    unit = quantity[len(digits) :]
+    if not digits.isdecimal() or unit not in QUANTITY_UNITS:
+        raise ValueError(f"`{quantity}` is not a quantity of bytes such as `16Gi`")
+    return int(digits) * QUANTITY_UNITS[unit]

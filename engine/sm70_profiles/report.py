@@ -1,0 +1,152 @@
+"""The acceleration report: what a serving engine says of itself. Built by the engine, read by operator and judge.
+
+A reader must treat it as untrusted: `parse_report` bounds its size and refuses what the schema does not admit.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
+
+from sm70_profiles.base import Document
+from sm70_profiles.routes import Stage
+
+SCHEMA_VERSION = 1
+MAX_REPORT_BYTES = 256 * 1024
+
+Word = Annotated[str, StringConstraints(max_length=128)]
+Text = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class ReportPart(Document):
+    """Like any document, but a newer engine's extra members are ignored rather than refused."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, protected_namespaces=()
+    )
+
+
+class PathState(StrEnum):
+    ENABLED = "enabled"
+    DISABLED = "disabled"
+    NOT_APPLICABLE = "not_applicable"
+
+
+class PathReport(ReportPart):
+    """One acceleration path: what may run. Whether it did run is for the route counters to say."""
+
+    name: Word
+    expected: bool
+    state: PathState
+    reason: Word | None = None
+    message: Text = ""
+    route: Word | None = None
+
+
+class RouteCount(ReportPart):
+    """Dispatches of a route since the server started, summed over workers. Graph replays are not counted."""
+
+    route: Word
+    stage: Stage
+    dispatches: int = Field(ge=0)
+    captures: int = Field(default=0, ge=0)
+    fallback: bool = False
+
+
+class EngineFacts(ReportPart):
+    build: Word
+    vllm: Word
+    torch: Word
+    cuda: Word | None = None
+    image: Text | None = None
+
+
+class ProfileFacts(ReportPart):
+    name: Word
+    hash: Word
+
+
+class UuidSource(StrEnum):
+    NVML = "NVML"
+    ENVIRONMENT = "NVIDIA_VISIBLE_DEVICES"
+    NONE = "none"
+
+
+class DeviceFacts(ReportPart):
+    name: Word
+    compute_capability: Word | None = None
+    count: int = Field(ge=0, le=1024)
+    memory_bytes: int | None = None
+    driver: Word | None = None
+    uuids: tuple[Word, ...] = Field(default=(), max_length=64)
+    uuid_source: UuidSource = UuidSource.NONE
+    nvlink: bool | None = None
+
+
+class EffectiveConfiguration(ReportPart):
+    argv: tuple[Text, ...] = Field(max_length=512)
+    env_hash: Word
+    switches: dict[Word, Word] = Field(default_factory=dict, max_length=128)
+
+
+class Summary(ReportPart):
+    enabled: int = Field(ge=0)
+    total: int = Field(ge=0)
+
+    def __str__(self) -> str:
+        return f"{self.enabled}/{self.total}"
+
+
+class CompileCacheReport(ReportPart):
+    enabled: bool
+    key: Word | None = None
+    directory: Text | None = None
+    files_before: int | None = None
+    files_added: int | None = None
+    message: Text = ""
+
+
+class AccelerationReport(ReportPart):
+    """`GET /v1/sm70/acceleration`."""
+
+    schema_version: int = SCHEMA_VERSION
+    engine: EngineFacts
+    profile: ProfileFacts
+    device: DeviceFacts
+    effective: EffectiveConfiguration
+    paths: tuple[PathReport, ...] = Field(max_length=256)
+    expected_acceleration: tuple[Word, ...] = Field(max_length=256)
+    summary: Summary
+    compile_cache: CompileCacheReport | None = None
+    routes: tuple[RouteCount, ...] = Field(default=(), max_length=1024)
+    worker_facts: dict[Word, Word | int | None] = Field(default_factory=dict, max_length=64)
+    """Facts that only a worker knows (the real block sizes), by RPC; the view is the worker's of rank 0."""
+    observed_at: Word
+
+
+class ReportError(ValueError):
+    """The bytes are not a report that this version can read. The message says why, in bounded printable text."""
+
+
+def parse_report(data: bytes) -> AccelerationReport:
+    """Reads a report that came over the network. Raises ReportError."""
+    if len(data) > MAX_REPORT_BYTES:
+        raise ReportError(f"the report must not exceed {MAX_REPORT_BYTES} bytes, found {len(data)}")
+    try:
+        report = AccelerationReport.model_validate_json(data)
+    except ValidationError as error:
+        first: Any = error.errors(include_url=False, include_input=False)[0]
+        what = printable(".".join(str(part) for part in first["loc"]) + f": {first['type']}")
+        raise ReportError(f"the report does not fit schema {SCHEMA_VERSION}: {what}") from None
+    if report.schema_version != SCHEMA_VERSION:
+        raise ReportError(f"the report's schemaVersion must be {SCHEMA_VERSION}, found {report.schema_version}")
+    return report
+
+
+def printable(text: str, limit: int = 1024) -> str:
+    """Text from outside made safe to show: control characters out, length bounded."""
+    clean = "".join(character if character.isprintable() else " " for character in text[: 4 * limit])
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

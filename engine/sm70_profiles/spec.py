@@ -1,0 +1,168 @@
+"""The parts of a service's spec that the resolver reads: sources, overrides and the GPU request.
+
+The operator builds the CRD's schema from these same types, so admission, pod and laptop cannot disagree about a field.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from sm70_profiles.base import AbsolutePath, Document, Name, Quantity, RelativePath, Token
+
+SHA256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class PersistentVolumeClaimSource(Document):
+    """A folder of a PersistentVolumeClaim in the service's namespace."""
+
+    claim_name: Name
+    path: RelativePath | None = Field(default=None, description="Folder inside the volume; default: its root.")
+
+
+class HostPathSource(Document):
+    """A folder of the node's own disk; the node must have it before the pod starts."""
+
+    path: AbsolutePath
+
+
+class ImageSource(Document):
+    """The files of an OCI image, mounted as an image volume."""
+
+    reference: Annotated[
+        str, StringConstraints(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]*$")
+    ]
+    path: RelativePath | None = None
+
+
+class CheckpointSource(Document):
+    """Where a checkpoint is. Exactly one of the members must be set."""
+
+    persistent_volume_claim: PersistentVolumeClaimSource | None = None
+    host_path: HostPathSource | None = None
+    image: ImageSource | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in SOURCE_MEMBERS if getattr(self, name) is not None]
+        if len(given) != 1:
+            members = ", ".join(f"`{CheckpointSource.model_fields[name].alias}`" for name in SOURCE_MEMBERS)
+            raise ValueError(f"exactly one of {members} must be set, found {len(given)}")
+        return self
+
+
+SOURCE_MEMBERS = ("persistent_volume_claim", "host_path", "image")
+
+
+class ModelSource(CheckpointSource):
+    """The target model."""
+
+    served_name: Token | None = Field(default=None, description="Name in the OpenAI API; default: the service's name.")
+
+
+class DraftSource(CheckpointSource):
+    """The draft model of speculative decoding. Omitted: the profile's pinned checkpoint."""
+
+    sha256: dict[Annotated[str, StringConstraints(max_length=128)], SHA256] = Field(
+        default_factory=dict, max_length=64, description="Expected SHA-256 by file name."
+    )
+
+
+class KvCacheDtype(StrEnum):
+    AUTO = "auto"
+    FP8 = "fp8"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"
+    HALF = "half"
+    BFLOAT16 = "bfloat16"
+
+
+class SpeculationMethod(StrEnum):
+    NONE = "None"
+    DFLASH = "dflash"
+    MTP = "mtp"
+    NGRAM = "ngram"
+
+
+class Speculation(Document):
+    """Speculative decoding. `method: None` turns it off, whatever the profile says."""
+
+    method: SpeculationMethod | None = None
+    tokens: int | None = Field(default=None, ge=1, le=31, description="Draft tokens a round; default: the draft's own.")
+
+
+class Tools(Document):
+    """Tool calling."""
+
+    enabled: bool | None = None
+    parser: Token | None = None
+
+
+class Overrides(Document):
+    """Typed changes to the profile's settings. Every field is optional; an absent one keeps the profile's value."""
+
+    dtype: Dtype | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
+    max_model_len: int | None = Field(default=None, ge=1, le=4_194_304, description="Tokens of prompt and answer.")
+    max_num_seqs: int | None = Field(default=None, ge=1, le=4096)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1_048_576, description="Tokens a step.")
+    gpu_memory_utilization_percent: int | None = Field(default=None, ge=1, le=100)
+    kv_cache_memory_bytes: Quantity | None = None
+    block_size: int | None = Field(default=None, ge=1, le=65_536, description="Tokens of a KV page.")
+    mamba_block_size: int | None = Field(default=None, ge=1, le=65_536)
+    tensor_parallel_size: int | None = Field(default=None, ge=1, le=64)
+    pipeline_parallel_size: int | None = Field(default=None, ge=1, le=64)
+    enforce_eager: bool | None = None
+    prefix_caching: bool | None = None
+    speculation: Speculation | None = None
+    tools: Tools | None = None
+    reasoning_parser: Token | None = None
+
+
+class Interconnect(StrEnum):
+    NVLINK_MESH = "NVLinkMesh"
+    NVLINK = "NVLink"
+    ANY = "Any"
+
+
+class GpuAllocation(StrEnum):
+    DEVICE_PLUGIN = "DevicePlugin"
+    DRA = "DRA"
+
+
+class GpuRequest(Document):
+    """The GPUs of one replica. What is omitted comes from the profile."""
+
+    count: int | None = Field(default=None, ge=0, le=64, description="Must equal TP x PP of the resolved settings.")
+    products: tuple[Token, ...] | None = Field(default=None, min_length=1, max_length=16)
+    min_memory: Quantity | None = None
+    interconnect: Interconnect | None = None
+    resource_name: Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")] = (
+        "nvidia.com/gpu"
+    )
+    allocation: GpuAllocation = GpuAllocation.DEVICE_PLUGIN
+
+
+class AccelerationPolicy(StrEnum):
+    REQUIRE = "Require"
+    REPORT = "Report"
+
+
+class AllowedDisabledPath(Document):
+    """An expected path that may be disabled, and the user's reason."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_]+$")]
+    because: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Acceleration(Document):
+    """What the readiness of a pod demands. `Require`: every expected path enabled, save the allowed ones."""
+
+    policy: AccelerationPolicy = AccelerationPolicy.REQUIRE
+    allow_disabled: tuple[AllowedDisabledPath, ...] = Field(default=(), max_length=32)
