@@ -1,0 +1,58 @@
+"""Fixtures of the end-to-end tests: the session's cluster with the product on it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import images
+import pytest
+
+from cluster.harness import NAMESPACE, Stack
+from stack import models, operator
+from testcluster.cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def built() -> dict[str, images.ImageInfo]:
+    return images.image_archives(["operator", "engine-cpu"])
+
+
+@pytest.fixture(scope="session")
+def cluster_images(built: dict[str, images.ImageInfo]) -> list[Path]:
+    """The archives that the session's cluster starts with."""
+    return [image.archive for image in built.values()]
+
+
+@pytest.fixture(scope="session")
+def stack(cluster: Cluster, built: dict[str, images.ImageInfo], tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    engine = built["engine-cpu"].reference
+    operator.install(
+        cluster,
+        operator_image=built["operator"].reference,
+        engine_cpu_image=engine,
+        # A second is a resync period here, so that thirty of them fit into a test.
+        values={"settings.pollSeconds": "1", "settings.resyncSeconds": "1"},
+    )
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    key = secrets.token_urlsafe(24)
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "tiny-api-key"},
+        "stringData": {"api-key": key},
+    }
+    cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(secret))
+    models.make(cluster, image=engine, namespace=NAMESPACE, arguments=("--out", "/models/tiny"))
+    models.make(
+        cluster, image=engine, namespace=NAMESPACE, job="mismatch",
+        arguments=("--draft", "mismatch", "--draft-out", "/models/draft-mismatch"),
+    )  # fmt: skip
+    # The generator is deterministic: run here, it writes the answers that the job's model was made to give.
+    folder = tmp_path_factory.mktemp("tiny")
+    subprocess.run([sys.executable, "-m", "sm70_engine.tinymodel", "--out", str(folder)], check=True, timeout=120)
+    answers = json.loads((folder / "answers.json").read_text())
+    return Stack(cluster=cluster, api_key=key, answers=answers, engine_image=engine)

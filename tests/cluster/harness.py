@@ -1,0 +1,111 @@
+"""The product on the session's cluster, as the end-to-end tests see it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from stack import operator, services
+from testcluster.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "serving"
+POD_SELECTOR = "app.kubernetes.io/name=sm70-operator"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Operator installed, models made, an API key at hand."""
+
+    cluster: Cluster
+    api_key: str
+    answers: dict[str, Any]
+    engine_image: str
+
+    def example(self, name: str) -> dict[str, Any]:
+        """A resource of examples/, ready to be changed and applied."""
+        document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
+        return document
+
+    def service(self, name: str, **spec: Any) -> dict[str, Any]:
+        """The example's service under another name, with some members of its spec replaced; None removes one."""
+        document = self.example("tiny")
+        document["metadata"]["name"] = name
+        document["spec"].update(spec)
+        document["spec"] = {key: value for key, value in document["spec"].items() if value is not None}
+        return document
+
+    def apply(self, document: dict[str, Any]) -> str:
+        return self.cluster.kubectl(
+            "apply", "--server-side", "--validate=strict", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(document)
+        )  # fmt: skip
+
+    def service_url(self, name: str) -> str:
+        service = self.cluster.get("service", name, NAMESPACE)
+        assert service is not None
+        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+
+    def right_answer(self, kind: str) -> str:
+        return str(self.answers[kind]["text"])
+
+    def operator_pods(self) -> list[dict[str, Any]]:
+        listed = self.cluster.kubectl("get", "pods", "-n", operator.NAMESPACE, "-l", POD_SELECTOR, "-o", "json")
+        items: list[dict[str, Any]] = json.loads(listed)["items"]
+        return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
+
+    def operator_metric(self, name: str) -> float:
+        """The sum of a series over its labels, from the operator's /metrics; 0 while it does not answer."""
+        total = 0.0
+        for pod in self.operator_pods():
+            try:
+                text = httpx.get(f"http://{pod['status'].get('podIP')}:8080/metrics", timeout=5).text
+            except httpx.HTTPError:
+                continue
+            total += sum(
+                float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))
+            )
+        return total
+
+    def kill_operator(self) -> None:
+        """Ends the operator as a crash would (no grace), and waits until its successor is ready."""
+        before = {pod["metadata"]["uid"] for pod in self.operator_pods()}
+        self.cluster.kubectl(
+            "delete", "pod", "-n", operator.NAMESPACE, "-l", POD_SELECTOR, "--grace-period=0", "--force"
+        )  # fmt: skip
+        deadline = time.monotonic() + 90
+        while True:
+            pods = [pod for pod in self.operator_pods() if pod["metadata"]["uid"] not in before]
+            ready = [
+                one
+                for pod in pods
+                for one in pod["status"].get("conditions", [])
+                if one["type"] == "Ready" and one["status"] == "True"
+            ]
+            if ready:
+                return
+            assert time.monotonic() < deadline, "no operator came back"
+            time.sleep(0.2)
+
+    def settle(self, name: str, seconds: float = 60) -> None:
+        """Waits until the operator has gone over everything five times without changing the service's object."""
+        deadline = time.monotonic() + seconds
+        while True:
+            version = self._version(name)
+            rounds = self.operator_metric("sm70_operator_reconciles_total")
+            while self.operator_metric("sm70_operator_reconciles_total") < rounds + 5:
+                assert time.monotonic() < deadline, "the operator does not resync"
+                time.sleep(0.3)
+            if self._version(name) == version:
+                return
+            assert time.monotonic() < deadline, f"{name} does not come to rest"
+
+    def _version(self, name: str) -> str:
+        found = self.cluster.get(services.KIND, name, NAMESPACE)
+        assert found is not None
+        return str(found["metadata"]["resourceVersion"])

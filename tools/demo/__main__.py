@@ -1,0 +1,126 @@
+"""The demo's story, step by step; see README.md for what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import images
+from testcluster.target import Target, target
+
+from demo.report import ConditionWatcher, Report, fail
+from stack import chat, models, operator, services
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny.yaml"
+NAMESPACE = "default"
+SERVICE = "tiny"
+PROMPT = "Tell me about this server."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--cluster", choices=["embedded", "kind", "current"], default="embedded")
+    options = parser.parse_args()
+    report = Report()
+    cluster = target(options.cluster, name="demo")
+    with report.step("Images: operator and CPU engine"):
+        built = images.image_archives(["operator", "engine-cpu"])
+    with report.step(f"Kubernetes ({options.cluster})"):
+        cluster.up([image.archive for image in built.values()])
+    with report.step("Operator, by its Helm chart"):
+        operator.install(
+            cluster, operator_image=built["operator"].reference, engine_cpu_image=built["engine-cpu"].reference
+        )
+    with report.step("Model: made on the spot, nothing is downloaded"):
+        models.make(cluster, image=built["engine-cpu"].reference, namespace=NAMESPACE)
+    with report.step("kubectl apply -f examples/tiny.yaml, and wait until it is Ready"):
+        key = _api_key(cluster)
+        cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(EXAMPLE))
+        watcher = ConditionWatcher(report)
+        service = services.wait_ready(cluster, SERVICE, namespace=NAMESPACE, seconds=300, seen=watcher)
+    _show(cluster, service)
+    with report.step("A streamed answer through the public Service"):
+        _talk(cluster, service, key)
+    report.summary()
+    print(
+        f"\nThe cluster stays up. Look around with:\n  {cluster.shell_hint}\nand remove it with `make clean-cluster`."
+    )
+
+
+def _api_key(cluster: Target) -> str:
+    """The key of the secret that the example names; made at the first run. It never stands in an argument list."""
+    found = cluster.get("secret", "tiny-api-key", NAMESPACE)
+    if found is None:
+        document = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "tiny-api-key"},
+            "stringData": {"api-key": secrets.token_urlsafe(24)},
+        }
+        cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(document))
+    words = cluster.kubectl(
+        "get", "secret", "-n", NAMESPACE, "tiny-api-key", "-o", 'go-template={{index .data "api-key" | base64decode}}'
+    )
+    return words.strip()
+
+
+def _show(cluster: Target, service: dict[str, Any]) -> None:
+    print("\n$ kubectl get sm70")
+    print(cluster.kubectl("get", "sm70", "-n", NAMESPACE))
+    for place in service["status"].get("placement", []):
+        uuids = ", ".join(place.get("gpuUUIDs", [])) or "no GPU"
+        print(f"placement: pod {place['pod']} on {place['node']}: {uuids} (by {place.get('source', 'unknown')})")
+    paths = service["status"]["acceleration"]
+    print(f"acceleration: {paths['summary']} expected paths enabled")
+    for path in paths["paths"]:
+        print(f"  {path['name']:<28} {path['state']:<14} {path.get('reason', '')}")
+    print()
+
+
+def _talk(cluster: Target, service: dict[str, Any], key: str) -> None:
+    with _reach(cluster, service) as url:
+        print(f"  {PROMPT}\n  → ", end="", flush=True)
+        begin = time.monotonic()
+        pieces = 0
+        for piece in chat.stream(url, model=SERVICE, prompt=PROMPT, api_key=key):
+            print(piece, end="", flush=True)
+            pieces += 1
+        print(f"\n  ({pieces} pieces in {time.monotonic() - begin:.1f} s, from {url})")
+    if not pieces:
+        fail("the server streamed nothing")
+
+
+@contextlib.contextmanager
+def _reach(cluster: Target, service: dict[str, Any]) -> Iterator[str]:
+    """An address of the public Service from here: its cluster IP where that is routed, else a port-forward."""
+    if cluster.routes_services:
+        address = cluster.get("service", SERVICE, NAMESPACE)
+        assert address is not None
+        port = address["spec"]["ports"][0]["port"]
+        yield f"http://{address['spec']['clusterIP']}:{port}"
+        return
+    command = [*cluster.kubectl_command, "port-forward", "-n", NAMESPACE, f"service/{SERVICE}", ":http"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()  # Forwarding from 127.0.0.1:PORT -> …
+            yield "http://" + line.split(" -> ")[0].removeprefix("Forwarding from ").strip()
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (services.NotReachedError, models.ModelError, images.ImageError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
