@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from cluster.harness import NAMESPACE, Stack
-from stack import chat, services
+from sm70_qualify.client import Endpoint
+from stack import services
 from stack.services import condition, wait, wait_gone, wait_ready
 from testcluster import audit
 
@@ -20,8 +21,9 @@ pytestmark = pytest.mark.cluster
 OPERATOR = "system:serviceaccount:sm70-system:sm70-operator"
 
 
-def answer(stack: Stack, url: str, **extra: Any) -> str:
-    return "".join(chat.stream(url, model="tiny", prompt="Tell me about this server.", api_key=stack.api_key, **extra))
+def answer(stack: Stack, url: str) -> str:
+    with Endpoint(url, model="tiny", api_key=stack.api_key) as server:
+        return server.ask("Tell me about this server.").text
 
 
 @pytest.fixture(scope="module")

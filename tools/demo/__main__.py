@@ -9,7 +9,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ import images
 from testcluster.target import Target, target
 
 from demo.report import ConditionWatcher, Report, fail
-from stack import chat, models, operator, services
+from sm70_qualify.client import Endpoint, EndpointError
+from stack import models, operator, services
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny.yaml"
 NAMESPACE = "default"
@@ -89,14 +89,12 @@ def _show(cluster: Target, service: dict[str, Any]) -> None:
 def _talk(cluster: Target, service: dict[str, Any], key: str) -> None:
     with _reach(cluster, service) as url:
         print(f"  {PROMPT}\n  → ", end="", flush=True)
-        begin = time.monotonic()
-        pieces = 0
-        for piece in chat.stream(url, model=SERVICE, prompt=PROMPT, api_key=key):
-            print(piece, end="", flush=True)
-            pieces += 1
-        print(f"\n  ({pieces} pieces in {time.monotonic() - begin:.1f} s, from {url})")
-    if not pieces:
-        fail("the server streamed nothing")
+        with Endpoint(url, model=SERVICE, api_key=key) as server:
+            answer = server.ask(PROMPT, seen=lambda piece: print(piece, end="", flush=True))
+        speed = f"{answer.completion_tokens} tokens in {answer.seconds:.1f} s, finish reason {answer.finish_reason}"
+        print(f"\n  ({speed}; from {url})")
+    if not answer.text:
+        fail("the server sent no text")
 
 
 @contextlib.contextmanager
@@ -121,6 +119,6 @@ def _reach(cluster: Target, service: dict[str, Any]) -> Iterator[str]:
 if __name__ == "__main__":
     try:
         main()
-    except (services.NotReachedError, models.ModelError, images.ImageError) as error:
+    except (services.NotReachedError, models.ModelError, images.ImageError, EndpointError) as error:
         print(f"demo: {error}", file=sys.stderr)
         raise SystemExit(1) from None
