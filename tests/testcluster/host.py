@@ -1,0 +1,39 @@
+"""Everything of test clusters on this host, whoever made it and however they died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testcluster import network
+from testcluster.machine import MACHINE, cgroup_hierarchies, links, remove_cgroup
+from testcluster.processes import kill, variables
+
+
+def clusters(claims: Path, places: Path) -> set[Path]:
+    """The folders of all clusters: from processes, cables, claimed networks and the usual place."""
+    found = {Path(value.rpartition(":")[0]) for _, _, value in variables(MACHINE)}
+    found |= {Path(alias) for name, alias in links().items() if name.startswith(network.PREFIX) and alias}
+    found |= network.claimants(claims)
+    found |= {path.parent for path in places.glob(f"*/{network.STATE}")}
+    return found
+
+
+def kill_machines(folder: Path) -> None:
+    """Ends all processes of a cluster's machines, whatever its state file says."""
+    prefix = f"{folder}:"
+    kill(*(pid for _, pid, value in sorted(variables(MACHINE)) if value.startswith(prefix)))
+
+
+def sweep() -> list[str]:
+    """Removes cables and cgroups that no cluster has any more; what it removed. No cluster may run."""
+    removed = []
+    for name in links():
+        if name.startswith(network.PREFIX):
+            network.delete(name)
+            removed.append(f"link {name}")
+    for hierarchy in cgroup_hierarchies():
+        for root in hierarchy.glob(f"{network.PREFIX}*"):
+            remove_cgroup(root)
+            removed.append(f"cgroup {root}")
+    network.unguard()
+    return removed
