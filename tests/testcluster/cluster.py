@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from testcluster import build, daemons, host, network, preflight
-from testcluster.errors import ClusterError, CommandError
+from testcluster.client import Client
+from testcluster.errors import ClusterError
 from testcluster.files import Files
 from testcluster.images import Archive, read_archive
 from testcluster.launcher import Launcher
@@ -26,7 +24,7 @@ from testcluster.progress import step
 from testcluster.store import Stores, abandon, import_archive
 
 
-class Cluster:
+class Cluster(Client):
     """The cluster in a folder; the object itself knows nothing that is not there too.
 
     `options` say what `up` shall make; without them it is what the folder says, or the default.
@@ -38,7 +36,7 @@ class Cluster:
         self._wanted = options
 
     @classmethod
-    def named(cls, name: str, options: Options | None = None) -> Cluster:
+    def named(cls, name: str, options: Options | None = None) -> Self:
         """The cluster in `$SM70_CACHE/clusters/NAME`."""
         return cls(_places() / check_name(name), options)
 
@@ -69,6 +67,10 @@ class Cluster:
         return self.files.bin / "kubectl"
 
     @property
+    def helm_path(self) -> Path:
+        return self.files.bin / "helm"
+
+    @property
     def audit_log(self) -> Path:
         """Is only written with the option `audit_log`; testcluster.audit reads it."""
         return self.files.audit_log
@@ -80,11 +82,6 @@ class Cluster:
     def node_folder(self, node: str) -> Path:
         """The node's /var/lib, seen from the host."""
         return self.machine(node).disk / "lib"
-
-    def environment(self) -> dict[str, str]:
-        """This process's environment, with KUBECONFIG, and with kubectl and helm first in PATH."""
-        path = f"{self.files.bin}:{os.environ['PATH']}"
-        return os.environ | {"KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     def machine(self, name: str) -> Machine:
         machines = self.layout.machines
@@ -145,34 +142,6 @@ class Cluster:
         with ThreadPoolExecutor() as pool:
             for load in [pool.submit(import_archive, node, layout.programs, found) for node in layout.nodes]:
                 load.result()
-
-    # Its API
-
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """kubectl as the administrator: its standard output. Raises CommandError with its words."""
-        return self._command([str(self.kubectl_path), *words], stdin)
-
-    def helm(self, *words: str, stdin: str | None = None) -> str:
-        """helm as the administrator: its standard output. Raises CommandError with its words."""
-        return self._command([str(self.files.bin / "helm"), *words], stdin)
-
-    def apply(self, *objects: Mapping[str, Any], manager: str = "test") -> None:
-        """Server-side apply of complete objects, in this order."""
-        words = ["apply", "--server-side", "--force-conflicts", f"--field-manager={manager}", "-f", "-"]
-        self.kubectl(*words, stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
-
-    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
-        """An object, or None if there is none of this name."""
-        text = self.kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-        found: dict[str, Any] | None = json.loads(text) if text.strip() else None
-        return found
-
-    def items(self, kind: str, namespace: str | None = "default", selector: str = "") -> list[dict[str, Any]]:
-        """All objects of a kind, in one namespace or (None) in all."""
-        where = ["-n", namespace] if namespace else ["-A"]
-        chosen = ["-l", selector] if selector else []
-        found: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *where, *chosen, "-o", "json"))["items"]
-        return found
 
     def raw(self, path: str) -> str | None:
         """GET as the administrator, without kubectl's 0.1 s; None for any answer but 200."""
@@ -265,12 +234,6 @@ class Cluster:
         if node not in self.nodes:
             raise ClusterError(f"only a node has a cable: {', '.join(self.nodes)}, not {node!r}")
         self.layout.hub.ip(f"link set {node} {way}")
-
-    def _command(self, words: Sequence[str], stdin: str | None) -> str:
-        done = subprocess.run(words, input=stdin, env=self.environment(), text=True, capture_output=True, check=False)
-        if done.returncode:
-            raise CommandError([Path(words[0]).name, *words[1:]], done.returncode, done.stderr or done.stdout)
-        return done.stdout
 
 
 def all_clusters() -> list[Cluster]:
