@@ -1,0 +1,80 @@
+"""Names that others rely on: the resource, labels, objects, paths in the pod. Each is spelt here and nowhere else."""
+
+from __future__ import annotations
+
+GROUP = "inference.sm70.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "Sm70InferenceService"
+PLURAL = "sm70inferenceservices"
+SINGULAR = "sm70inferenceservice"
+SHORT_NAME = "sm70"
+CATEGORY = "sm70"
+MAX_NAME_LENGTH = 40
+"""Leaves room for `-HASH` and the suffixes of ReplicaSet and pod within a label's 63 characters."""
+
+FIELD_MANAGER = "sm70-operator"
+STATUS_FIELD_MANAGER = "sm70-operator-status"
+
+SERVICE_LABEL = f"{GROUP}/service"
+REVISION_LABEL = f"{GROUP}/revision"
+PART_LABEL = "app.kubernetes.io/part-of"
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+RESERVED_LABEL_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/")
+
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""Set by GPU feature discovery: the product's name, and the memory of one GPU in MiB."""
+
+CONTAINER = "engine"
+HTTP_PORT = 8000
+PORT_NAME = "http"
+MODEL_MOUNT = "/models/target"
+DRAFT_MOUNT = "/models/draft"
+CACHE_MOUNT = "/cache"
+
+SERVE_REQUEST_VARIABLE = "SM70_SERVE_REQUEST"
+ENGINE_IMAGE_VARIABLE = "SM70_ENGINE_IMAGE"
+API_KEY_VARIABLE = "VLLM_API_KEY"
+CACHE_HOME_VARIABLE = "XDG_CACHE_HOME"
+HOME_VARIABLE = "HOME"
+OWN_VARIABLES = (
+    SERVE_REQUEST_VARIABLE,
+    ENGINE_IMAGE_VARIABLE,
+    API_KEY_VARIABLE,
+    CACHE_HOME_VARIABLE,
+    HOME_VARIABLE,
+)
+
+REPORT_PATH = "/sm70/acceleration"
+READY_PATH = "/sm70/ready"
+HEALTH_PATH = "/health"
+
+
+def deployment_name(service: str, revision: str) -> str:
+    """The Deployment of one revision."""
+    return f"{service}-{revision}"
+
+
+def compile_cache_name(service: str) -> str:
+    """The PersistentVolumeClaim that the operator makes for the compile cache."""
+    return f"{service}-compile-cache"
+
+
+def selector(service: str, revision: str) -> dict[str, str]:
+    """The labels that select a revision's pods, and nothing more: a user's value must never be part of a selector."""
+    return {SERVICE_LABEL: service, REVISION_LABEL: revision}
+
+
+def labels(service: str) -> dict[str, str]:
+    """The labels of every object that belongs to a service."""
+    return {
+        NAME_LABEL: "sm70-engine",
+        INSTANCE_LABEL: service,
+        MANAGED_BY_LABEL: FIELD_MANAGER,
+        PART_LABEL: "sm70",
+        SERVICE_LABEL: service,
+    }

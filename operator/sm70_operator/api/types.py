@@ -1,0 +1,225 @@
+"""Spec and status of an Sm70InferenceService. The CRD is generated from these types; the planner computes with them.
+
+Whatever the resolver reads too (sources, overrides, GPUs, acceleration) is defined in `sm70_profiles.spec`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from sm70_operator.api.conditions import Condition
+from sm70_operator.api.pod import EnvVar, KeyReference, LocalReference, PodSettings
+from sm70_profiles.base import AbsolutePath, Document, Name, ProfileName, Quantity
+from sm70_profiles.report import PathState, UuidSource
+from sm70_profiles.routes import Stage
+from sm70_profiles.spec import Acceleration, DraftSource, GpuRequest, ModelSource, Overrides
+
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]*$")]
+Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class ListType(StrEnum):
+    """How server-side apply merges a list."""
+
+    MAP = "map"
+    SET = "set"
+
+
+def list_map(*keys: str) -> dict[str, Any]:
+    """Schema extensions of a list whose items are told apart by these fields."""
+    return {"x-kubernetes-list-type": ListType.MAP.value, "x-kubernetes-list-map-keys": list(keys)}
+
+
+class ProfileReference(Document):
+    """A profile document of the user's own. A change of its content is a new revision."""
+
+    config_map: KeyReference
+
+
+class AccessMode(StrEnum):
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+    READ_WRITE_MANY = "ReadWriteMany"
+
+
+class CompileCache(Document):
+    """Where compiled kernels and graphs are kept between starts.
+
+    Either an existing claim, or a folder of the node, or (neither given) a claim `NAME-compile-cache` that the operator
+    makes and that is deleted with the service. Without `compileCache` every start compiles anew.
+    """
+
+    storage_class_name: Name | None = Field(default=None, description="Default: the cluster's default class.")
+    size: Quantity | None = Field(default=None, description="Default: 20Gi. It can be raised later, never lowered.")
+    access_modes: tuple[AccessMode, ...] = Field(
+        default=(), max_length=3, description="Default: ReadWriteOnce, or ReadWriteMany with several replicas."
+    )
+    existing_claim: Name | None = None
+    host_path: AbsolutePath | None = None
+
+
+class Auth(Document):
+    """Who may ask. Exactly one of the two must be set."""
+
+    api_key_secret_ref: KeyReference | None = Field(
+        default=None, description="The server demands this key as a bearer token. The operator never reads it."
+    )
+    allow_anonymous: bool | None = Field(default=None, description="Serve whoever reaches the port.")
+
+
+class ImagePullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class Engine(Document):
+    """The server's image. Omitted: the operator's own image for the profile's flavour."""
+
+    image: Image | None = None
+    image_pull_secrets: tuple[LocalReference, ...] = Field(default=(), max_length=8, json_schema_extra=list_map("name"))
+    image_pull_policy: ImagePullPolicy | None = Field(
+        default=None, description="Default: Always for a tag `latest` or none, else IfNotPresent."
+    )
+
+
+class Rollout(Document):
+    """How a change is carried out: the earlier revision stops, then the new one starts on the same GPUs."""
+
+    drain_timeout_seconds: int = Field(
+        default=120, ge=0, le=3600, description="How long a stopping server finishes requests."
+    )
+    progress_deadline_seconds: int = Field(
+        default=1800, ge=60, le=86_400, description="When an unready revision is reported; it is still tried."
+    )
+
+
+class Spec(Document):
+    """What to serve, on what, and how."""
+
+    profile: ProfileName | None = Field(default=None, description="A built-in profile.")
+    profile_ref: ProfileReference | None = None
+    model: ModelSource
+    draft: DraftSource | None = None
+    overrides: Overrides = Overrides()
+    extra_args: tuple[Argument, ...] = Field(
+        default=(), max_length=64, description="Further options of `vllm serve`; none that a typed field owns."
+    )
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=64, json_schema_extra=list_map("name"))
+    replicas: int = Field(default=1, ge=0, le=64)
+    gpus: GpuRequest = GpuRequest()
+    compile_cache: CompileCache | None = None
+    acceleration: Acceleration = Acceleration()
+    auth: Auth
+    engine: Engine = Engine()
+    pod: PodSettings = PodSettings()
+    rollout: Rollout = Rollout()
+
+
+class StatusPart(Document):
+    """Unlike the spec, a status of another version is read as far as it is understood."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, protected_namespaces=()
+    )
+
+
+Word = Annotated[str, StringConstraints(max_length=128)]
+Text = Annotated[str, StringConstraints(max_length=1024)]
+Revision = Annotated[str, StringConstraints(max_length=16)]
+
+
+class Revisions(StatusPart):
+    """`active` is what the public Service selects, `target` what the present spec asks for."""
+
+    active: Revision | None = None
+    target: Revision | None = None
+
+
+class PathStatus(StatusPart):
+    """One acceleration path; over several pods the worst state."""
+
+    name: Word
+    expected: bool
+    state: PathState
+    reason: Word | None = None
+    message: Text = ""
+
+
+class AccelerationStatus(StatusPart):
+    """What the serving pods report of themselves."""
+
+    summary: Word = Field(description="Enabled over expected paths, `11/11`.")
+    schema_version: int = Field(ge=0, le=2**31 - 1)
+    observed_time: datetime = Field(description="When this content was first seen.")
+    paths: tuple[PathStatus, ...] = Field(default=(), max_length=64, json_schema_extra=list_map("name"))
+
+
+class RouteStatus(StatusPart):
+    """Dispatches of one route since the servers started, summed over pods. Graph replays are not counted."""
+
+    route: Word
+    stage: Stage
+    dispatches: int = Field(ge=0, le=2**63 - 1)
+    fallback: bool = False
+
+
+class RoutesStatus(StatusPart):
+    """What was really executed. Written at most once a minute, at once when a route or a fallback is new."""
+
+    revision: Revision
+    observed_time: datetime
+    items: tuple[RouteStatus, ...] = Field(default=(), max_length=128, json_schema_extra=list_map("route", "stage"))
+
+
+class Effective(StatusPart):
+    """The resolver's answer for the target revision. Values of variables are not shown."""
+
+    profile: Word
+    profile_hash: Word
+    image: Text
+    args: tuple[Annotated[str, StringConstraints(max_length=4096)], ...] = Field(default=(), max_length=512)
+    env: tuple[Word, ...] = Field(
+        default=(), max_length=128, description="Names of the variables that the pod is given."
+    )
+    warnings: tuple[Text, ...] = Field(default=(), max_length=32)
+
+
+class Placement(StatusPart):
+    """Where a pod runs, and on which GPUs by its own word."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)]
+    node: Annotated[str, StringConstraints(max_length=253)]
+    gpu_uuids: tuple[Word, ...] = Field(default=(), max_length=64, alias="gpuUUIDs")
+    source: UuidSource = Field(default=UuidSource.NONE, description="How the engine knows the uuids.")
+
+
+class Display(StatusPart):
+    """Texts for the columns of `kubectl get`; nothing decides by them."""
+
+    profile: Word = ""
+    gpus: Text = ""
+    nodes: Text = ""
+    cache: Word = ""
+
+
+class Status(StatusPart):
+    """What is. It can be deleted at any time and comes back."""
+
+    observed_generation: int = Field(default=0, ge=0, le=2**63 - 1)
+    replicas: int = Field(default=0, ge=0, le=2**31 - 1, description="Pods of the target revision.")
+    ready_replicas: int = Field(default=0, ge=0, le=2**31 - 1)
+    selector: Text = Field(default="", description="Label selector of the pods, for `kubectl scale` and autoscalers.")
+    url: Text | None = None
+    revisions: Revisions = Revisions()
+    acceleration: AccelerationStatus | None = None
+    routes: RoutesStatus | None = None
+    effective: Effective | None = None
+    placement: tuple[Placement, ...] = Field(default=(), max_length=64, json_schema_extra=list_map("pod"))
+    display: Display = Display()
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=32, json_schema_extra=list_map("type"))
