@@ -9,10 +9,12 @@ import images
 
 import lane
 from testcluster import build
+from testcluster.paths import cache
 
 
 def main() -> None:
-    build.programs()
+    for recipe in (build.kubernetes(), build.helm()):
+        build.build(recipe, cache())
     lane.main(["cpu"])
     images.image_archives(["operator", "engine-cpu"])
 

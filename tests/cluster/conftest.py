@@ -6,6 +6,7 @@ import json
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import images
@@ -22,7 +23,7 @@ def built() -> dict[str, images.ImageInfo]:
 
 
 @pytest.fixture(scope="session")
-def cluster_images(built: dict[str, images.ImageInfo]) -> list[Path]:
+def cluster_images(built: dict[str, images.ImageInfo]) -> Sequence[Path]:
     """The archives that the session's cluster starts with."""
     return [image.archive for image in built.values()]
 
@@ -53,6 +54,7 @@ def stack(cluster: Cluster, built: dict[str, images.ImageInfo], tmp_path_factory
     )  # fmt: skip
     # The generator is deterministic: run here, it writes the answers that the job's model was made to give.
     folder = tmp_path_factory.mktemp("tiny")
-    subprocess.run([sys.executable, "-m", "sm70_engine.tinymodel", "--out", str(folder)], check=True, timeout=120)
+    generator = Path(sys.executable).with_name("sm70-tiny-model")
+    subprocess.run([str(generator), "--out", str(folder)], check=True, timeout=120)
     answers = json.loads((folder / "answers.json").read_text())
     return Stack(cluster=cluster, api_key=key, answers=answers, engine_image=engine)

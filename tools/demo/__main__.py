@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -14,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import images
-from testcluster.target import Target, target
 
 from demo.report import ConditionWatcher, Report, fail
 from sm70_qualify.client import Endpoint, EndpointError
 from stack import models, operator, services
+from testcluster.cluster import Cluster
+from testcluster.errors import ClusterError, CommandError
+from testcluster.options import Options
+from testcluster.target import Capability, ClusterKind, TargetCluster, target_cluster
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny.yaml"
 NAMESPACE = "default"
@@ -28,14 +30,13 @@ PROMPT = "Tell me about this server."
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--cluster", choices=["embedded", "kind", "current"], default="embedded")
+    parser.add_argument("--cluster", type=ClusterKind, choices=list(ClusterKind), default=ClusterKind.EMBEDDED)
     options = parser.parse_args()
     report = Report()
-    cluster = target(options.cluster, name="demo")
     with report.step("Images: operator and CPU engine"):
         built = images.image_archives(["operator", "engine-cpu"])
     with report.step(f"Kubernetes ({options.cluster})"):
-        cluster.up([image.archive for image in built.values()])
+        cluster = _start(options.cluster, tuple(image.archive for image in built.values()))
     with report.step("Operator, by its Helm chart"):
         operator.install(
             cluster, operator_image=built["operator"].reference, engine_cpu_image=built["engine-cpu"].reference
@@ -51,12 +52,22 @@ def main() -> None:
     with report.step("A streamed answer through the public Service"):
         _talk(cluster, service, key)
     report.summary()
-    print(
-        f"\nThe cluster stays up. Look around with:\n  {cluster.shell_hint}\nand remove it with `make clean-cluster`."
-    )
+    print("\nThe cluster stays up. Look around:")
+    print(f"  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.kubectl_path.parent}:$PATH")
+    print(f"  kubectl describe sm70 {SERVICE}\nand remove it with `make clean-cluster`.")
 
 
-def _api_key(cluster: Target) -> str:
+def _start(kind: ClusterKind, archives: tuple[Path, ...]) -> TargetCluster:
+    """The demo's cluster, up, with the images on its nodes; an earlier demo with other images goes first."""
+    cluster = target_cluster(kind, "demo", Options(images=archives, audit_log=True))
+    if isinstance(cluster, Cluster) and cluster.exists and set(cluster.options.images) != set(archives):
+        cluster.down()
+        cluster = target_cluster(kind, "demo", Options(images=archives, audit_log=True))
+    cluster.up()
+    return cluster
+
+
+def _api_key(cluster: TargetCluster) -> str:
     """The key of the secret that the example names; made at the first run. It never stands in an argument list."""
     found = cluster.get("secret", "tiny-api-key", NAMESPACE)
     if found is None:
@@ -73,7 +84,7 @@ def _api_key(cluster: Target) -> str:
     return words.strip()
 
 
-def _show(cluster: Target, service: dict[str, Any]) -> None:
+def _show(cluster: TargetCluster, service: dict[str, Any]) -> None:
     print("\n$ kubectl get sm70")
     print(cluster.kubectl("get", "sm70", "-n", NAMESPACE))
     for place in service["status"].get("placement", []):
@@ -86,7 +97,7 @@ def _show(cluster: Target, service: dict[str, Any]) -> None:
     print()
 
 
-def _talk(cluster: Target, service: dict[str, Any], key: str) -> None:
+def _talk(cluster: TargetCluster, service: dict[str, Any], key: str) -> None:
     with _reach(cluster, service) as url:
         print(f"  {PROMPT}\n  → ", end="", flush=True)
         with Endpoint(url, model=SERVICE, api_key=key) as server:
@@ -98,16 +109,16 @@ def _talk(cluster: Target, service: dict[str, Any], key: str) -> None:
 
 
 @contextlib.contextmanager
-def _reach(cluster: Target, service: dict[str, Any]) -> Iterator[str]:
+def _reach(cluster: TargetCluster, service: dict[str, Any]) -> Iterator[str]:
     """An address of the public Service from here: its cluster IP where that is routed, else a port-forward."""
-    if cluster.routes_services:
+    if Capability.HOST_ROUTES in cluster.capabilities:
         address = cluster.get("service", SERVICE, NAMESPACE)
         assert address is not None
         port = address["spec"]["ports"][0]["port"]
         yield f"http://{address['spec']['clusterIP']}:{port}"
         return
-    command = [*cluster.kubectl_command, "port-forward", "-n", NAMESPACE, f"service/{SERVICE}", ":http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+    command = [str(cluster.kubectl_path), "port-forward", "-n", NAMESPACE, f"service/{SERVICE}", ":http"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=cluster.environment()) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()  # Forwarding from 127.0.0.1:PORT -> …
@@ -119,6 +130,13 @@ def _reach(cluster: Target, service: dict[str, Any]) -> Iterator[str]:
 if __name__ == "__main__":
     try:
         main()
-    except (services.NotReachedError, models.ModelError, images.ImageError, EndpointError) as error:
+    except (
+        services.NotReachedError,
+        models.ModelError,
+        images.ImageError,
+        EndpointError,
+        ClusterError,
+        CommandError,
+    ) as error:
         print(f"demo: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -1,0 +1,3 @@
+"""Fixtures for every test: the session's cluster."""
+
+pytest_plugins = ["testcluster.fixtures"]
