@@ -290,7 +290,7 @@ class Condition(Document):
     status: ConditionStatus
     reason: Reason
     message: Annotated[str, StringConstraints(max_length=4096)] = ""
-    observed_generation: int = Field(ge=0, le=2**63 - 1)
+    observed_generation: int = Field(ge=0, le=2**53)
     last_transition_time: datetime
 
 

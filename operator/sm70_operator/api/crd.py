@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -70,6 +70,21 @@ def _owned_flags() -> Rule:
     )
 
 
+def _same_source(member: str) -> str:
+    """CEL: both sources are of this kind and name the same files (their types differ, so field by field)."""
+    kind = next(part for part in get_args(CheckpointSource.model_fields[member].annotation) if part is not type(None))
+    fields = structural_schema(kind, {})["properties"]
+    texts = [name for name, field in fields.items() if field.get("type") == "string"]
+    source = alias(CheckpointSource, member)
+    given = [f"has(self.draft.{source})", f"has(self.model.{source})"]
+    draft, model = f"self.draft.{source}", f"self.model.{source}"
+    equal = [
+        f"has({draft}.{text}) == has({model}.{text}) && (!has({draft}.{text}) || {draft}.{text} == {model}.{text})"
+        for text in texts
+    ]
+    return " && ".join([*given, *equal])
+
+
 _SOURCES = [alias(CheckpointSource, member) for member in SOURCE_MEMBERS]
 _RESERVED_PREFIXES = " && ".join(f"!key.startsWith('{prefix}')" for prefix in names.RESERVED_LABEL_PREFIXES)
 
@@ -85,10 +100,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.draft) || !["
-            + ", ".join(
-                f"has(self.draft.{source}) && has(self.model.{source}) && self.draft.{source} == self.model.{source}"
-                for source in _SOURCES
-            )
+            + ", ".join(_same_source(member) for member in SOURCE_MEMBERS)
             + "].exists(same, same)",
             "`draft` must be another checkpoint than `model`",
             field_path=".draft",

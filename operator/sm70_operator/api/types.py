@@ -165,7 +165,7 @@ class RouteStatus(StatusPart):
 
     route: Word
     stage: Stage
-    dispatches: int = Field(ge=0, le=2**63 - 1)
+    dispatches: int = Field(ge=0, le=2**53)
     fallback: bool = False
 
 
@@ -211,7 +211,7 @@ class Display(StatusPart):
 class Status(StatusPart):
     """What is. It can be deleted at any time and comes back."""
 
-    observed_generation: int = Field(default=0, ge=0, le=2**63 - 1)
+    observed_generation: int = Field(default=0, ge=0, le=2**53)
     replicas: int = Field(default=0, ge=0, le=2**31 - 1, description="Pods of the target revision.")
     ready_replicas: int = Field(default=0, ge=0, le=2**31 - 1)
     selector: Text = Field(default="", description="Label selector of the pods, for `kubectl scale` and autoscalers.")
