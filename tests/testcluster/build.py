@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -20,10 +21,12 @@ from testcluster import golang
 from testcluster.errors import ClusterError
 from testcluster.images import write_binary_image
 from testcluster.paths import SOURCE, locked
+from testcluster.processes import running
 from testcluster.progress import say, step
 
-PAUSE = "sm70.test/pause:1"
+IMAGES = {"pause": "sm70.test/pause:1", "probe": "sm70.test/probe:1"}  # by the one program that is in them
 CONTAINERD, CNI = "github.com/containerd/containerd/v2/cmd", "github.com/containernetworking/plugins/plugins"
+KEPT = 2  # results of a recipe, so that going back and forth between two sources builds nothing
 HEARTBEAT = 15.0  # seconds between two lines while Go compiles
 
 
@@ -35,11 +38,11 @@ class Recipe:
     module: Path
     packages: tuple[str, ...]
     stamps: tuple[tuple[str, str], ...]
-    pause_image: bool = False
+    images: tuple[str, ...] = ()  # programs that become PROGRAM.tar, an image archive, too
 
     def key(self) -> str:
         """Changes with anything that may change the programs, but neither with Go nor with the folder's place."""
-        digest = hashlib.sha256(repr((self.packages, self.flags, platform.machine(), self.pause_image)).encode())
+        digest = hashlib.sha256(repr((self.packages, self.flags, platform.machine(), self.images)).encode())
         for path in sorted([*self.module.glob("go.*"), *self.module.glob("**/*.go")]):
             digest.update(path.relative_to(self.module).as_posix().encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()[:16]
@@ -69,7 +72,7 @@ def kubernetes() -> Recipe:
         kind="programs",
         module=module,
         packages=(
-            *(".", "./pause", "./coredns"),
+            *(".", "./pause", "./probe", "./coredns"),
             *(f"{CONTAINERD}/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")),
             *(f"{CNI}/{name}" for name in ("main/ptp", "main/loopback", "ipam/host-local", "meta/portmap")),
         ),
@@ -80,7 +83,7 @@ def kubernetes() -> Recipe:
             (f"{base}.gitMinor", minor),
             ("k8s.io/client-go/pkg/version.gitVersion", version),
         ),
-        pause_image=True,
+        images=tuple(IMAGES),
     )
 
 
@@ -116,10 +119,18 @@ def build(recipe: Recipe, cache: Path) -> Path:
             words = [str(go), "build", "-v", "-trimpath", "-ldflags", recipe.flags, "-o", f"{partial}/"]
             with step(f"{recipe.kind} compiled from Go modules"):
                 _run([*words, *recipe.packages], recipe, cache)
-            if recipe.pause_image:
-                write_binary_image(partial / "pause.tar", PAUSE, partial / "pause")
+            for name in recipe.images:
+                write_binary_image(partial / f"{name}.tar", IMAGES[name], partial / name)
             partial.rename(target)
+            for old in outdated(recipe, cache):
+                shutil.rmtree(old)
     return target
+
+
+def outdated(recipe: Recipe, cache: Path) -> list[Path]:
+    """Earlier results of a recipe (300 MB each), without the newest ones and those whose programs run."""
+    results = sorted(cache.glob(f"{recipe.kind}-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path for path in results[KEPT:] if not running(path)]
 
 
 def _run(words: list[str], recipe: Recipe, cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""A device plugin that offers GPUs which do not exist: `fake_device_plugin.py NODE COUNT`.
+"""A device plugin that offers GPUs which do not exist: `fake_device_plugin NODE COUNT`.
 
 `UNHEALTHY` holds the indexes of broken devices; the plugin reads it at SIGHUP.
 """

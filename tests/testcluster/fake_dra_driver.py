@@ -1,4 +1,4 @@
-"""A DRA driver that offers GPUs which do not exist: `fake_dra_driver.py NODE COUNT KUBECONFIG`.
+"""A DRA driver that offers GPUs which do not exist: `fake_dra_driver NODE COUNT KUBECONFIG`.
 
 It publishes one ResourceSlice for the node and hands a claim's devices to the
 container runtime as CDI devices, whose specification sets the environment.
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,14 @@ class Driver:
         self.uuids = {f"gpu-{index}": gpu_uuid(node, index) for index in range(count)}
         self.types = messages("k8s.io.kubelet.pkg.apis.dra.v1", DRA)
 
+    def node_uid(self) -> str:
+        """Waits for the kubelet, which starts at the same time, to register the node."""
+        command = [*self.kubectl, "get", "node", self.node, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"]
+        while not (uid := subprocess.run(command, capture_output=True, text=True, check=False).stdout):
+            time.sleep(0.2)
+        return uid
+
     def publish(self) -> None:
-        node = json.loads(subprocess.check_output([*self.kubectl, "get", "node", self.node, "-o", "json"]))
         devices = [
             {
                 "name": name,
@@ -49,7 +56,7 @@ class Driver:
             for name, uuid in self.uuids.items()
         ]
         pool = {"name": self.node, "generation": 1, "resourceSliceCount": 1}
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": node["metadata"]["uid"]}
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.node_uid()}
         subprocess.run(
             [*self.kubectl, "apply", "-f", "-"],
             check=True,

@@ -40,6 +40,15 @@ def marked(name: str, value: str) -> list[int]:
     return [pid for _, pid, found in sorted(variables(name)) if found == value]
 
 
+def running(folder: Path) -> bool:
+    """Whether any process runs a program of a folder."""
+    for link in PROC.glob("[0-9]*/exe"):
+        with contextlib.suppress(OSError):
+            if link.readlink().is_relative_to(folder):
+                return True
+    return False
+
+
 def namespaced(pid: int) -> list[str]:
     """The process's ids, from the outermost PID namespace to its own."""
     for line in (PROC / str(pid) / "status").read_text().splitlines():
