@@ -52,7 +52,8 @@ def _write_tokenizer(folder: Path, target: Target) -> None:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    _write(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    # In the given order: a grammar made from the schema in `answers.json` demands the members in that order.
+    _write(path, json.dumps(value, indent=2) + "\n")
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,1 @@
+"""What may run, what did run, and the report of both."""

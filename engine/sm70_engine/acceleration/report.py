@@ -1,0 +1,147 @@
+"""Builds the acceleration report from the session, the process and the counters."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sm70_engine.acceleration.device import cpu_device, nvml_device
+from sm70_engine.session import Session
+from sm70_profiles.profile import EngineFlavour
+from sm70_profiles.report import (
+    AccelerationReport,
+    CompileCacheReport,
+    DeviceFacts,
+    EffectiveConfiguration,
+    EngineFacts,
+    PathReport,
+    PathState,
+    ProfileFacts,
+    RouteCount,
+)
+from sm70_profiles.resolver import Origin
+from sm70_profiles.routes import ROUTES
+from sm70_profiles.rules import Capabilities, judge_paths, summarize
+from sm70_profiles.spec import Acceleration, AccelerationPolicy, Overrides
+
+MAX_CACHE_FILES = 100_000
+IMAGE_ENVIRONMENT = "SM70_IMAGE"
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution, without importing it."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where vLLM keeps what it compiled."""
+    if root := environment.get("VLLM_CACHE_ROOT"):
+        return Path(root)
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path(environment.get("HOME", "/")) / ".cache") / "vllm"
+
+
+def count_files(directory: Path) -> int:
+    """Files below the directory, at most MAX_CACHE_FILES; a missing or unreadable one has none."""
+    total = 0
+    for _, _, names in os.walk(directory):
+        total += len(names)
+        if total >= MAX_CACHE_FILES:
+            return MAX_CACHE_FILES
+    return total
+
+
+def _engine(environment: Mapping[str, str], cuda: str | None) -> EngineFacts:
+    return EngineFacts(
+        build=version_of("sm70") or "unknown",
+        vllm=version_of("vllm") or "unknown",
+        torch=version_of("torch") or "unknown",
+        cuda=cuda,
+        image=environment.get(IMAGE_ENVIRONMENT),
+    )
+
+
+def _device(flavour: EngineFlavour, environment: Mapping[str, str]) -> DeviceFacts:
+    return (nvml_device() if flavour is EngineFlavour.SM70 else None) or cpu_device(environment)
+
+
+def _compile_cache(session: Session, settings: Overrides, environment: Mapping[str, str]) -> CompileCacheReport:
+    off = environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") not in ("", "0")
+    message = ""
+    if settings.enforce_eager:
+        message = "`enforceEager`: nothing is compiled"
+    elif off:
+        message = "VLLM_DISABLE_COMPILE_CACHE is set"
+    return CompileCacheReport(
+        enabled=not off and not settings.enforce_eager,
+        directory=session.cache_directory,
+        files_before=session.cache_files_before,
+        files_added=max(0, count_files(Path(session.cache_directory)) - session.cache_files_before),
+        message=message,
+    )
+
+
+def build_report(
+    session: Session,
+    settings: Overrides,
+    capabilities: Capabilities,
+    counts: tuple[RouteCount, ...],
+    environment: Mapping[str, str],
+    worker_facts: Mapping[str, str | int | None] | None = None,
+    cuda: str | None = None,
+) -> AccelerationReport:
+    """The report of now. `settings` are those that the engine really uses."""
+    profile = session.request.profile
+    paths = judge_paths(profile, settings, capabilities)
+    possible = {path.route for path in paths if path.state is not PathState.NOT_APPLICABLE}
+    return AccelerationReport(
+        engine=_engine(environment, cuda),
+        profile=ProfileFacts(name=profile.name, hash=session.profile_hash),
+        device=_device(session.flavour, environment),
+        effective=EffectiveConfiguration(argv=session.argv, env_hash=session.env_hash, switches=_switches(session)),
+        paths=paths,
+        expected_acceleration=profile.expected_acceleration,
+        summary=summarize(paths),
+        compile_cache=_compile_cache(session, settings, environment),
+        # A route that may run and did not is shown with zero; one that cannot run here only if it ran after all.
+        routes=tuple(
+            row
+            for row in counts
+            if row.dispatches or row.captures or (row.route in possible and row.stage in ROUTES[row.route].stages)
+        ),
+        worker_facts=dict(worker_facts or {}),
+        observed_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def _switches(session: Session) -> dict[str, str]:
+    overrides = session.request.overrides.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {f"{Origin.OVERRIDE}.{name}": str(value)[:128] for name, value in overrides.items()}
+
+
+def blocking_path(paths: tuple[PathReport, ...], policy: Acceleration) -> PathReport | None:
+    """The first expected path that keeps the server from being ready; None when none does.
+
+    Under `Report` none does. An expected path that is not applicable counts as not enabled.
+    """
+    if policy.policy is AccelerationPolicy.REPORT:
+        return None
+    allowed = {allowance.path for allowance in policy.allow_disabled}
+    waiting = (path for path in paths if path.expected and path.state is not PathState.ENABLED)
+    return next((path for path in waiting if path.name not in allowed), None)
+
+
+def readable(report: AccelerationReport) -> str:
+    """The report's paths for a person who reads the log."""
+    lines = [f"acceleration {report.summary} enabled, profile {report.profile.name}, device {report.device.name}"]
+    for path in report.paths:
+        mark = "expected" if path.expected else ""
+        why = f"{path.reason}: {path.message}" if path.reason else ""
+        lines.append(f"  {path.name:<32} {path.state:<14} {mark:<9} {why}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""The report as Prometheus series. The names are fixed: dashboards and alert rules are written against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sm70_profiles.report import AccelerationReport, PathState
+
+REPLAYS = "Counted are dispatches from Python, not replays of CUDA graphs."
+
+
+class Reporter(Protocol):
+    def report(self) -> AccelerationReport: ...
+
+
+def series(report: AccelerationReport) -> Iterator[Metric]:
+    """The report as metric families."""
+    states = GaugeMetricFamily(
+        "sm70_acceleration_path", "1 for the state that an acceleration path is in.", labels=["path", "state"]
+    )
+    for path in report.paths:
+        for state in PathState:
+            states.add_metric([path.name, state], float(path.state is state))
+    yield states
+    dispatches = CounterMetricFamily(
+        "sm70_route_dispatch", f"Dispatches of a route, summed over workers. {REPLAYS}", labels=["route", "stage"]
+    )
+    fallbacks = 0
+    for row in report.routes:
+        dispatches.add_metric([row.route, row.stage], row.dispatches)
+        fallbacks += row.dispatches if row.fallback else 0
+    yield dispatches
+    yield CounterMetricFamily(
+        "sm70_route_fallback", f"Dispatches of routes that are no accelerated path. {REPLAYS}", value=fallbacks
+    )
+    cache = report.compile_cache
+    if cache is not None:
+        for name, when, value in (
+            ("sm70_compile_cache_files_before", "before this start", cache.files_before),
+            ("sm70_compile_cache_files_added", "added since this start", cache.files_added),
+        ):
+            yield GaugeMetricFamily(name, f"Files in the compile cache {when}.", value=value or 0)
+
+
+class ReportCollector(Collector):
+    """Yields the series of whoever can report at the moment; nothing before the engine is there."""
+
+    def __init__(self, reporter: Callable[[], Reporter | None]) -> None:
+        self._reporter = reporter
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # else the registry would collect in order to learn the names
+
+    def collect(self) -> Iterator[Metric]:
+        reporter = self._reporter()
+        if reporter is not None:
+            yield from series(reporter.report())

@@ -1,0 +1,87 @@
+"""`sm70-serve`: serves a model by a profile, and ends with a message that says why.
+
+Exit status: 0 after a shutdown that was asked for, 1 when the server failed, 2 when it was refused before it started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+from sm70_engine.acceleration.routes import CountersError, create_counters, read_counters
+from sm70_engine.serve.arguments import USAGE, read_command_line
+from sm70_engine.serve.display import decisions
+from sm70_engine.serve.failure import ServeError
+from sm70_engine.serve.last_words import classify, failure, oom_kills, shutdown, termination_file, write_termination
+from sm70_engine.serve.launch import Launch, plan_launch
+from sm70_engine.serve.supervise import Supervisor
+from sm70_engine.serve.versions import check_versions
+from sm70_engine.session import SESSION_ENVIRONMENT, SessionFolder
+from sm70_profiles.report import RouteCount
+from sm70_profiles.termination import Termination
+
+REFUSED, FAILED = 2, 1
+
+
+def main(arguments: list[str] | None = None, environment: MutableMapping[str, str] = os.environ) -> int:
+    """Returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        command_line = read_command_line(arguments, environment)
+        if command_line.help or command_line.request is None:
+            print(USAGE)
+            return 0
+        launch = plan_launch(command_line.request, environment)
+        if command_line.render:
+            print(decisions(launch))
+            return 0
+        check_versions(launch.resolution.flavour)
+    except ServeError as error:
+        return _end(failure(error), REFUSED, environment)
+    print(decisions(launch), flush=True)
+    return _serve(launch, environment)
+
+
+def _serve(launch: Launch, environment: MutableMapping[str, str]) -> int:
+    folder = SessionFolder.create(environment)
+    try:
+        folder.write(launch.session(environment))
+        create_counters(folder.counters)
+        supervisor = Supervisor(
+            launch.command,
+            {**environment, **launch.environment, SESSION_ENVIRONMENT: str(folder.path)},
+            launch.request.drain_timeout_seconds,
+        )
+        kills = oom_kills()
+
+        def counts() -> tuple[RouteCount, ...]:
+            try:
+                return read_counters(folder.counters)
+            except CountersError:
+                return ()
+
+        # Written before the server is told and again afterwards: the first stands if the rest is cut short.
+        def at_signal() -> None:
+            write_termination(termination_file(environment), shutdown("shutting down", counts()))
+
+        status = supervisor.run(at_signal)
+        if supervisor.asked is not None:
+            return _end(shutdown(f"ended by {supervisor.asked.name}", counts()), 0, environment)
+        error = classify(status, supervisor.tail, oom_kills() - kills)
+        return _end(failure(error, counts()), FAILED, environment)
+    finally:
+        folder.remove()
+
+
+def _end(termination: Termination, status: int, environment: MutableMapping[str, str]) -> int:
+    """Says the last words on the log and in the termination message."""
+    print(f"sm70-serve: {termination.reason}: {termination.message}", file=sys.stderr)
+    if termination.remedy:
+        print(f"sm70-serve: {termination.remedy}", file=sys.stderr)
+    write_termination(termination_file(environment), termination)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

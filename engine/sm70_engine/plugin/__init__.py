@@ -1,0 +1,1 @@
+"""The faces that vLLM sees, each thin: platform, worker, endpoints, metrics, registrations."""

@@ -1,0 +1,1 @@
+"""Quantisation configurations and methods for vLLM."""
