@@ -62,7 +62,6 @@ class Reason(StrEnum):
     PODS_REFUSED = "PodsRefused"
     CONTAINER_CREATING = "ContainerCreating"
     PULLING_IMAGE = "PullingImage"
-    IMAGE_PULL_FAILED = "ImagePullBackOff"
     CONTAINER_REFUSED = "ContainerRefused"
     LOADING = "Loading"
     OUT_OF_MEMORY = "OutOfMemory"
@@ -208,10 +207,9 @@ MEANINGS: dict[Reason, Meaning] = {
         "Change what the message names; the pods are tried again by themselves.",
     ),
     Reason.CONTAINER_CREATING: Meaning(_ENGINE, "The node prepares the container: volumes, network, devices."),
-    Reason.PULLING_IMAGE: Meaning(_ENGINE, "The node pulls the engine's image."),
-    Reason.IMAGE_PULL_FAILED: Meaning(
+    Reason.PULLING_IMAGE: Meaning(
         _ENGINE,
-        "The node cannot pull the engine's image; the message has the runtime's words.",
+        "The node pulls the engine's image, or tries to: the message has the runtime's words when it cannot.",
         "Check `engine.image` and `engine.imagePullSecrets`.",
     ),
     Reason.CONTAINER_REFUSED: Meaning(

@@ -62,12 +62,18 @@ def _no_climbing(field: str = "path") -> Rule:
 
 def _owned_flags() -> Rule:
     option = "self.split('=')[0].replace('_', '-')"
-    owners = ", ".join(f"{cel_string(flag)}: {cel_string(field)}" for flag, field in sorted(OWNED_FLAGS.items()))
+    named = sorted(OWNED_FLAGS.items())
+    owners = ", ".join(f"{cel_string(flag)}: {cel_string(_owner(field))}" for flag, field in named)
     return Rule(
         f"!({option} in {cel_list(sorted(OWNED_FLAGS))})",
         "must not hold an option that a typed field owns",
-        message_expression=f"'must not hold `' + {option} + '`, which is set by `' + {{{owners}}}[{option}] + '`'",
+        message_expression=f"'must not hold `' + {option} + '`, which is set by ' + {{{owners}}}[{option}]",
     )
+
+
+def _owner(field: str) -> str:
+    """A field in back-quotes, or whoever else sets the option, in words."""
+    return field if " " in field else f"`{field}`"
 
 
 def _same_source(member: str) -> str:
@@ -121,6 +127,19 @@ RULES: dict[str, tuple[Rule, ...]] = {
             + "].exists(held, held)",
             "GPUs must be asked for in `gpus`, not in `pod.resources`",
             field_path=".pod",
+        ),
+        Rule(
+            "!has(self.compileCache) || !has(self.compileCache.existingClaim) || !["
+            + ", ".join(
+                f"{given} && self.{part}.persistentVolumeClaim.claimName == self.compileCache.existingClaim"
+                for part, given in (
+                    ("model", "has(self.model.persistentVolumeClaim)"),
+                    ("draft", "has(self.draft) && has(self.draft.persistentVolumeClaim)"),
+                )
+            )
+            + "].exists(same, same)",
+            "`compileCache.existingClaim` must be another claim than the checkpoints', which is mounted read-only",
+            field_path=".compileCache",
         ),
     ),
     f"{Spec.__name__}.extraArgs[]": (_owned_flags(),),

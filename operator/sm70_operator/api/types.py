@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from sm70_operator.api.conditions import Condition
 from sm70_operator.api.pod import EnvVar, KeyReference, LocalReference, PodSettings
 from sm70_profiles.base import AbsolutePath, Document, Name, ProfileName, Quantity
-from sm70_profiles.report import PathState, UuidSource
+from sm70_profiles.report import UuidSource
 from sm70_profiles.routes import Stage
 from sm70_profiles.spec import Acceleration, DraftSource, GpuRequest, ModelSource, Overrides
 
@@ -139,6 +139,13 @@ class Revisions(StatusPart):
 
     active: Revision | None = None
     target: Revision | None = None
+
+
+class PathState(StrEnum):
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+    NOT_APPLICABLE = "NotApplicable"
+    UNKNOWN = "Unknown"
 
 
 class PathStatus(StatusPart):

@@ -1,0 +1,193 @@
+"""Facts: the few members of Kubernetes objects that the planner may know, parsed once when an event arrives.
+
+What comes from nodes and containers is untrusted text: bounded and stripped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sm70_operator.api import names
+from sm70_profiles.report import printable
+
+Raw = Mapping[str, Any]
+MESSAGE_LENGTH = 700
+"""Longest piece of foreign text that enters a condition."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended. `message` is its termination message, bounded but not yet stripped: it may be JSON."""
+
+    code: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """The engine's container. `started`: the startup probe has passed."""
+
+    id: str = ""
+    started: bool = False
+    running: bool = False
+    restarts: int = 0
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    exit: Exit | None = None
+    """The present or the last end."""
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    namespace: str
+    name: str
+    uid: str
+    service: str
+    revision: str
+    created: datetime
+    node: str = ""
+    ip: str = ""
+    phase: str = ""
+    deleting: bool = False
+    scheduled: bool = False
+    scheduling_message: str = ""
+    ready: bool = False
+    unready_since: datetime | None = None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs (any extended resource) that the pod asks for."""
+    memory_limit: str = ""
+    container: ContainerFacts | None = None
+
+    @property
+    def ended(self) -> bool:
+        """The pod will never run again; its Deployment has replaced it."""
+        return self.phase in ("Failed", "Succeeded")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    name: str
+    product: str = ""
+    memory_mebibytes: int | None = None
+    schedulable: bool = True
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    """Extended resources by name."""
+
+
+@dataclass(frozen=True)
+class ObjectFacts:
+    """A child of the service, with its manifest as the API server has it."""
+
+    name: str
+    uid: str
+    service: str
+    owner: str
+    """The uid of the controlling service; empty when none controls it."""
+    deleting: bool
+    manifest: Raw
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """A time as Kubernetes writes it, None for anything else."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC) if text else None
+    except ValueError:
+        return None
+
+
+def parse_object(raw: Raw) -> ObjectFacts:
+    """A Deployment, Service or claim; what server-side apply records about managers is left out."""
+    metadata = raw.get("metadata", {})
+    manifest = {**raw, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
+    return ObjectFacts(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        service=(metadata.get("labels") or {}).get(names.SERVICE_LABEL, ""),
+        owner=controller_uid(metadata),
+        deleting="deletionTimestamp" in metadata,
+        manifest=manifest,
+    )
+
+
+def controller_uid(metadata: Raw) -> str:
+    """The uid of the Sm70InferenceService that controls an object, or nothing."""
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller") and reference.get("kind") == names.KIND:
+            return str(reference.get("uid", ""))
+    return ""
+
+
+def parse_pod(raw: Raw) -> PodFacts:
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    labels = metadata.get("labels") or {}
+    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    containers = {one.get("name"): one for one in spec.get("containers") or ()}
+    limits = (containers.get(names.CONTAINER, {}).get("resources") or {}).get("limits") or {}
+    created = parse_time(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC)
+    is_ready = ready.get("status") == "True"
+    return PodFacts(
+        namespace=metadata.get("namespace", ""),
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        service=labels.get(names.SERVICE_LABEL, ""),
+        revision=labels.get(names.REVISION_LABEL, ""),
+        created=created,
+        node=spec.get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        phase=status.get("phase") or "",
+        deleting="deletionTimestamp" in metadata,
+        scheduled=scheduled.get("status") == "True" or bool(spec.get("nodeName")),
+        scheduling_message=printable(scheduled.get("message") or "", MESSAGE_LENGTH),
+        ready=is_ready,
+        unready_since=None if is_ready else parse_time(ready.get("lastTransitionTime")) or created,
+        gpus=_extended(limits),
+        memory_limit=str(limits.get("memory", "")),
+        container=_container(status.get("containerStatuses") or ()),
+    )
+
+
+def _container(statuses: Any) -> ContainerFacts | None:
+    raw = next((one for one in statuses if one.get("name") == names.CONTAINER), None)
+    if raw is None:
+        return None
+    state, last = raw.get("state") or {}, raw.get("lastState") or {}
+    ended = state.get("terminated") or last.get("terminated")
+    waiting = state.get("waiting") or {}
+    return ContainerFacts(
+        id=raw.get("containerID") or "",
+        started=bool(raw.get("started")),
+        running="running" in state,
+        restarts=int(raw.get("restartCount") or 0),
+        waiting_reason=printable(waiting.get("reason") or "", 64),
+        waiting_message=printable(waiting.get("message") or "", MESSAGE_LENGTH),
+        exit=None if ended is None else _exit(ended),
+    )
+
+
+def _exit(raw: Raw) -> Exit:
+    reason = printable(raw.get("reason") or "", 64)
+    return Exit(code=int(raw.get("exitCode") or 0), reason=reason, message=raw.get("message") or "")
+
+
+def parse_node(raw: Raw) -> NodeFacts:
+    labels = raw.get("metadata", {}).get("labels") or {}
+    conditions = raw.get("status", {}).get("conditions") or ()
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    memory = labels.get(names.GPU_MEMORY_LABEL, "")
+    return NodeFacts(
+        name=raw.get("metadata", {}).get("name", ""),
+        product=printable(labels.get(names.GPU_PRODUCT_LABEL, ""), 63),
+        memory_mebibytes=int(memory) if memory.isdecimal() else None,
+        schedulable=ready and not raw.get("spec", {}).get("unschedulable"),
+        allocatable=_extended(raw.get("status", {}).get("allocatable") or {}),
+    )
+
+
+def _extended(resources: Raw) -> dict[str, int]:
+    """Extended resources (`domain/name`) with their whole-number amounts."""
+    return {name: int(amount) for name, amount in resources.items() if "/" in name and str(amount).isdecimal()}

@@ -1,0 +1,114 @@
+"""The snapshot: everything that the planner may know about one service, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm70_operator.api import names
+from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts, Raw
+from sm70_profiles.report import AccelerationReport
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """The name of a service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """The custom resource as the API server has it; spec and status are not interpreted yet."""
+
+    key: Key
+    uid: str
+    generation: int
+    deleting: bool
+    spec: Raw
+    status: Raw
+
+    @classmethod
+    def parse(cls, raw: Raw) -> Resource:
+        metadata = raw["metadata"]
+        return cls(
+            key=Key(metadata["namespace"], metadata["name"]),
+            uid=metadata.get("uid", ""),
+            generation=int(metadata.get("generation") or 0),
+            deleting="deletionTimestamp" in metadata,
+            spec=raw.get("spec") or {},
+            status=raw.get("status") or {},
+        )
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """The last word of one pod: its report, or why there is none."""
+
+    report: AccelerationReport | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ProfileDocument:
+    """The ConfigMap entry that `profileRef` names: its text, or what is missing."""
+
+    text: str | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class NodeWords:
+    """The newest event of a pod that the node is still preparing: the only place where a failing mount is told."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    resource: Resource
+    deployments: tuple[ObjectFacts, ...] = ()
+    pods: tuple[PodFacts, ...] = ()
+    """Of every revision, also those that are ending."""
+    service: ObjectFacts | None = None
+    claim: ObjectFacts | None = None
+    """The compile cache's claim, when the operator made it."""
+    profile: ProfileDocument | None = None
+    nodes: tuple[NodeFacts, ...] | None = None
+    """None: the operator may not see nodes."""
+    holders: tuple[PodFacts, ...] = ()
+    """Pods of all services that hold GPUs."""
+    answers: Mapping[str, EngineAnswer] = field(default_factory=dict)
+    """By pod uid."""
+    node_words: Mapping[str, NodeWords] = field(default_factory=dict)
+    """By pod uid."""
+    obstacle: str = ""
+    """Why the API server refused the last action, in bounded printable text."""
+
+    def own(self, children: tuple[ObjectFacts, ...]) -> tuple[ObjectFacts, ...]:
+        """The children that this very object controls, not an earlier one of the same name."""
+        return tuple(child for child in children if child.owner == self.resource.uid)
+
+
+def replicas_of(deployment: ObjectFacts) -> int:
+    """The replicas that a Deployment asks for."""
+    value = deployment.manifest.get("spec", {}).get("replicas")
+    return 1 if value is None else int(value)
+
+
+def revision_of(child: ObjectFacts) -> str:
+    """The revision that a child belongs to; empty for those that belong to none."""
+    labels: Mapping[str, Any] = child.manifest.get("metadata", {}).get("labels") or {}
+    return str(labels.get(names.REVISION_LABEL, ""))
+
+
+def selected_revision(service: ObjectFacts) -> str:
+    """The revision that a Service sends its traffic to."""
+    selector: Mapping[str, Any] = service.manifest.get("spec", {}).get("selector") or {}
+    return str(selector.get(names.REVISION_LABEL, ""))

@@ -1,0 +1,1 @@
+"""From a revision to manifests. Pure: the same revision always renders to the same objects."""
