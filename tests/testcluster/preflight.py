@@ -132,12 +132,11 @@ def budget(cache: Path, new_archives: Sequence[Archive]) -> list[Need]:
     if missing:
         size = {"programs": 0.31, "helm": 0.09}
         needs.append(Need("programs", sum(size[recipe.kind] for recipe in missing)))
-        go = cache / "go"
-        needs.append(Need("Go's module cache", 0.0 if (go / "mod").exists() else 1.6))
-        needs.append(Need("Go's build cache", 0.0 if (go / "build").exists() else 4.5 + 1.0))
+        caches = {"mod": Need("Go's module cache", 1.6), "build": Need("Go's build cache", 5.5)}
+        needs += [need for folder, need in caches.items() if not (cache / "go" / folder).exists()]
     if new_archives:
         needs.append(Need("images", UNPACKING * sum(archive.size for archive in new_archives) / 1e9))
-    return [need for need in needs if need.gigabytes] and [*needs, Need("reserve", RESERVE)]
+    return [*needs, Need("reserve", RESERVE)] if needs else []
 
 
 def check_disk(cache: Path, needs: Sequence[Need]) -> None:
