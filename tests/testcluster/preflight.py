@@ -25,7 +25,7 @@ COMMANDS = {  # by the Debian package that has it
     "runc": ("runc",),
 }
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "blkio", "freezer")  # of cgroup v1
-GIB = 1 << 30
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/kmsg")  # the kubelet reads the kernel's log
 UNPACKING = 3.0  # disk that one byte of archive takes at most while it is unpacked
 RESERVE = 0.5  # GB that must stay free for logs, volumes and container layers
 
@@ -72,8 +72,9 @@ def proc() -> Iterable[str]:
         yield "/proc must be mounted, but is not; `mount -t proc proc /proc`"
     if not Path("/sys/class/net").exists():
         yield "/sys must be mounted, but is not; `mount -t sysfs sysfs /sys`"
-    if not Path("/dev/null").is_char_device():
-        yield "/dev must have its devices, but /dev/null is none; `mount -t devtmpfs devtmpfs /dev`"
+    if missing := [name for name in DEVICES if not Path(name).is_char_device()]:
+        advice = "in a chroot run, outside of it, `mount --rbind /dev ROOT/dev`"
+        yield f"the devices {', '.join(missing)} must be there, but are not; {advice}"
 
 
 def cgroups() -> Iterable[str]:
@@ -97,10 +98,11 @@ def mount_advice(missing: Sequence[str], offered: str) -> str:
     """The commands that mount what is missing; `offered` is /proc/cgroups, with lines `controller hierarchy …`."""
     on_v1 = {fields[0] for line in offered.splitlines() if (fields := line.split())[1:2] not in ([], ["0"])}
     if on_v1.issuperset(missing):
-        inside = " && ".join(f"mkdir -p {CGROUPS}/{n} && mount -t cgroup -o {n} cgroup {CGROUPS}/{n}" for n in missing)
+        names = " ".join(missing)
+        inside = f"for c in {names}; do mkdir -p {CGROUPS}/$c; mount -t cgroup -o $c cgroup {CGROUPS}/$c; done"
     else:
         inside = f"mount -t cgroup2 none {CGROUPS}"
-    return f"in a chroot run, outside of it, `mount --rbind {CGROUPS} ROOT{CGROUPS}`; or, inside, `{inside}`"
+    return f"in a chroot run, outside of it, `mount --rbind /sys ROOT/sys`; or, inside, `{inside}`"
 
 
 def namespaces() -> Iterable[str]:

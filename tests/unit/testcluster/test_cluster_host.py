@@ -216,7 +216,7 @@ def test_missing_cgroups_come_with_the_commands_that_mount_them(
     assert "cpu, cpuacct, cpuset" in problem
     assert "mount --rbind" in problem
     v1 = preflight.mount_advice(["pids"], "#subsys_name\thierarchy\npids\t5\t1\t1\n")
-    assert f"mount -t cgroup -o pids cgroup {tmp_path}/pids" in v1
+    assert f"for c in pids; do mkdir -p {tmp_path}/$c; mount -t cgroup -o $c" in v1
     assert "mount -t cgroup2" in preflight.mount_advice(["pids"], "pids\t0\t1\t1\n")
     (tmp_path / "cgroup.controllers").write_text("cpu io memory\n")
     (problem,) = preflight.cgroups()
