@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,11 +160,11 @@ def _forget_old(lanes: Path, keep: Path) -> None:
             shutil.rmtree(ready.parent)
 
 
-def main() -> int:
-    """The command line; see the module's docstring."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's docstring. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Makes a lane's environment and prints the path of its python.")
     parser.add_argument("lane", choices=["cpu"])
-    parser.parse_args()
+    parser.parse_args(arguments)
     try:
         print(cpu_lane())
     except ToolError as error:

@@ -24,6 +24,7 @@ class Lock:
 
 
 LOCKS = {
+    "operator": Lock(("../pyproject.toml",), ("operator", "qualify")),
     "cpu-lane": Lock(("cpu-lane.in", "../pyproject.toml"), ("engine",), "cpu-lane.overrides"),
 }
 

@@ -25,7 +25,7 @@ def built() -> dict[str, images.ImageInfo]:
 @pytest.fixture(scope="session")
 def cluster_images(built: dict[str, images.ImageInfo]) -> Sequence[Path]:
     """The archives that the session's cluster starts with."""
-    return [image.archive for image in built.values()]
+    return [archive for image in built.values() for archive in image.archives]
 
 
 @pytest.fixture(scope="session")

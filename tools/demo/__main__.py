@@ -36,7 +36,7 @@ def main() -> None:
     with report.step("Images: operator and CPU engine"):
         built = images.image_archives(["operator", "engine-cpu"])
     with report.step(f"Kubernetes ({options.cluster})"):
-        cluster = _start(options.cluster, tuple(image.archive for image in built.values()))
+        cluster = _start(options.cluster, tuple(path for image in built.values() for path in image.archives))
     with report.step("Operator, by its Helm chart"):
         operator.install(
             cluster, operator_image=built["operator"].reference, engine_cpu_image=built["engine-cpu"].reference

@@ -1,0 +1,13 @@
+# Sourced by the scripts beside it, which run in build stages. What this build machine has set up for its package
+# sources (mirrors, proxies, certificates) is mounted at /mnt for the time of a step and therefore in no layer; with an
+# ordinary `docker build` nothing is there, and Debian's and Python's public sources are used.
+if [ -f /mnt/environment ]; then
+  . /mnt/environment
+fi
+export DEBIAN_FRONTEND=noninteractive UV_NO_PROGRESS=1 UV_HTTP_TIMEOUT=300
+# A bytecode file holds whatever time its source got in a layer, and no start looks for it.
+export PYC_INVALIDATION_MODE=UNCHECKED_HASH
+unset PYTHONDONTWRITEBYTECODE
+here=$(dirname "$0")
+python=/usr/bin/python3.11
+uv=$here/bin/uv
