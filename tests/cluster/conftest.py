@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import images
 import pytest
 
-from cluster.harness import NAMESPACE, Stack
-from stack import models, operator
+import images
+from cluster.harness import NAMESPACE, SHORT_PERIODS, Stack
+from stack import models
 from testcluster.cluster import Cluster
 
 
@@ -31,13 +31,6 @@ def cluster_images(built: dict[str, images.ImageInfo]) -> Sequence[Path]:
 @pytest.fixture(scope="session")
 def stack(cluster: Cluster, built: dict[str, images.ImageInfo], tmp_path_factory: pytest.TempPathFactory) -> Stack:
     engine = built["engine-cpu"].reference
-    operator.install(
-        cluster,
-        operator_image=built["operator"].reference,
-        engine_cpu_image=engine,
-        # A second is a resync period here, so that thirty of them fit into a test.
-        values={"settings.pollSeconds": "1", "settings.resyncSeconds": "1"},
-    )
     cluster.kubectl("create", "namespace", NAMESPACE)
     key = secrets.token_urlsafe(24)
     secret = {
@@ -50,11 +43,15 @@ def stack(cluster: Cluster, built: dict[str, images.ImageInfo], tmp_path_factory
     models.make(cluster, image=engine, namespace=NAMESPACE, arguments=("--out", "/models/tiny"))
     models.make(
         cluster, image=engine, namespace=NAMESPACE, job="mismatch",
-        arguments=("--draft", "mismatch", "--draft-out", "/models/draft-mismatch"),
+        arguments=("--draft", "dflash", "--draft-out", "/models/draft-mismatch", "--mismatched"),
     )  # fmt: skip
     # The generator is deterministic: run here, it writes the answers that the job's model was made to give.
     folder = tmp_path_factory.mktemp("tiny")
     generator = Path(sys.executable).with_name("sm70-tiny-model")
     subprocess.run([str(generator), "--out", str(folder)], check=True, timeout=120)
-    answers = json.loads((folder / "answers.json").read_text())
-    return Stack(cluster=cluster, api_key=key, answers=answers, engine_image=engine)
+    answers = {one["kind"]: one for one in json.loads((folder / "answers.json").read_text())["answers"]}
+    stack = Stack(
+        cluster=cluster, api_key=key, answers=answers, operator_image=built["operator"].reference, engine_image=engine
+    )
+    stack.install(SHORT_PERIODS)
+    return stack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from testcluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "serving"
+# A second is a resync period here, so that thirty of them fit into a test.
+SHORT_PERIODS = {"settings.pollSeconds": "1", "settings.resyncSeconds": "1"}
 POD_SELECTOR = "app.kubernetes.io/name=sm70-operator"
 
 
@@ -25,8 +28,16 @@ class Stack:
 
     cluster: Cluster
     api_key: str
-    answers: dict[str, Any]
+    answers: dict[str, dict[str, Any]]
+    """What the tiny model must answer, by kind of request."""
+    operator_image: str
     engine_image: str
+
+    def install(self, values: Mapping[str, str] | None = None) -> None:
+        """Installs the operator, or gives it other values; without any, it has its own defaults."""
+        operator.install(
+            self.cluster, operator_image=self.operator_image, engine_cpu_image=self.engine_image, values=values or {}
+        )
 
     def example(self, name: str) -> dict[str, Any]:
         """A resource of examples/, ready to be changed and applied."""
@@ -52,7 +63,7 @@ class Stack:
         return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
 
     def right_answer(self, kind: str) -> str:
-        return str(self.answers[kind]["text"])
+        return str(self.answers[kind]["expected"]["content"])
 
     def operator_pods(self) -> list[dict[str, Any]]:
         listed = self.cluster.kubectl("get", "pods", "-n", operator.NAMESPACE, "-l", POD_SELECTOR, "-o", "json")
@@ -91,6 +102,16 @@ class Stack:
                 return
             assert time.monotonic() < deadline, "no operator came back"
             time.sleep(0.2)
+
+    def rest(self, name: str, seconds: float) -> None:
+        """Waits until a service's object has not changed for 20 s."""
+        deadline = time.monotonic() + seconds
+        version, since = self._version(name), time.monotonic()
+        while time.monotonic() < since + 20:
+            assert time.monotonic() < deadline, f"{name} does not come to rest"
+            time.sleep(0.5)
+            if self._version(name) != version:
+                version, since = self._version(name), time.monotonic()
 
     def settle(self, name: str, seconds: float = 60) -> None:
         """Waits until the operator has gone over everything five times without changing the service's object."""

@@ -12,13 +12,13 @@ import pytest
 
 from cluster.harness import NAMESPACE, Stack
 from sm70_qualify.client import Endpoint
-from stack import services
+from stack import operator, services
 from stack.services import condition, wait, wait_gone, wait_ready
 from testcluster import audit
 
 pytestmark = pytest.mark.cluster
 
-OPERATOR = "system:serviceaccount:sm70-system:sm70-operator"
+OPERATOR = operator.ACCOUNT
 
 
 def answer(stack: Stack, url: str) -> str:

@@ -25,7 +25,7 @@ from testcluster.target import Capability, ClusterKind, TargetCluster, target_cl
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny.yaml"
 NAMESPACE = "default"
 SERVICE = "tiny"
-PROMPT = "Tell me about this server."
+PROMPT = "Tell me about yourself."
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from stack.kubernetes import Kubernetes
 CHART = Path(__file__).resolve().parents[2] / "charts" / "sm70-operator"
 RELEASE = "sm70-operator"
 NAMESPACE = "sm70-system"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
+"""The operator's user, as the audit log names it."""
 
 
 def install(cluster: Kubernetes, *, operator_image: str, engine_cpu_image: str, values: Mapping[str, str] = {}) -> None:
