@@ -20,9 +20,11 @@ def dequantize_nvfp4(packed: torch.Tensor, scales: torch.Tensor, global_scale: f
     packed: uint8 [N, K / 2], the even column in the low half of a byte, bit 3 of a code is the sign.
     scales: float8_e4m3fn [N, K / 16]. value = magnitude(code) * sign(code) * scale * global_scale.
     """
-    table = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=torch.float32, device=packed.device)
-    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()
-    return table[codes] * (scales.float() * global_scale).repeat_interleave(GROUP, dim=-1)
+    values = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=torch.float32, device=packed.device)
+    # By byte, the values of its low and its high half: one look-up for two weights.
+    pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1)
+    groups = pairs[packed.int()].view(packed.shape[0], -1, GROUP)
+    return (groups * (scales.float() * global_scale).unsqueeze(-1)).flatten(1)
 
 
 def nvfp4_linear_reference(

@@ -37,7 +37,9 @@ ARCHITECTURES = {DraftKind.DFLASH: "DFlashDraftModel", DraftKind.DFLASH2: "DFlas
 
 
 def _heads(target: Target) -> int:
-    return max(4, target.size.hidden // HEAD_DIM)
+    """Enough to copy a whole embedding, and as much cache a token as a layer of the target has."""
+    size = target.size
+    return max(size.kv_heads * size.head_dim // HEAD_DIM, size.hidden // HEAD_DIM)
 
 
 def _taps(target: Target) -> list[int]:
@@ -97,7 +99,7 @@ def draft_config(target: Target, kind: DraftKind, mismatched: bool = False) -> d
 def draft_tensors(target: Target, kind: DraftKind) -> dict[str, Tensor]:
     """The weights; embeddings and output head are the target's and not in the file."""
     source = Source(target.seed)
-    size, heads, layer = target.size, _heads(target), "layers.0"
+    size, layer = target.size, "layers.0"
     name = f"draft.{kind}"
     matrices = _attention(source, f"{name}.self_attn", target, copies=kind is DraftKind.DFLASH)
     ones = bfloat16(np.ones(size.hidden, np.float32))
@@ -122,7 +124,6 @@ def draft_tensors(target: Target, kind: DraftKind) -> dict[str, Tensor]:
         tensors[f"{layer}.mlp.{part}.weight"] = bfloat16(matrix)
     if kind is DraftKind.DFLASH2:
         tensors |= _dflash2(source, name, layer, target)
-    assert heads * HEAD_DIM >= size.hidden
     return tensors
 
 

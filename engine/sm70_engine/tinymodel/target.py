@@ -51,8 +51,8 @@ class Size:
 LINEAR_HEAD_DIM, CONVOLUTION = 128, 4
 
 SIZES = {
-    # Key and value heads are chosen so that a page of the KV cache and a gated delta net's state are of similar size.
-    "tiny": Size(128, 256, 4, 8, 4, 128, 1, 2, 512, 8192),
+    # vLLM makes a page of the KV cache as large as a gated delta net's state: eight key heads keep it at 128 tokens.
+    "tiny": Size(128, 256, 4, 16, 8, 128, 1, 2, 512, 8192),
     "small": Size(512, 1024, 8, 8, 2, 256, 4, 8, 2048, 32768),
     "medium": Size(1024, 3072, 8, 16, 4, 256, 16, 32, 151936, 262144),
 }
