@@ -6,6 +6,7 @@ It has a cluster of its own, so that no fault here reaches the product's tests.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from testcluster import audit, build
 from testcluster.cluster import Cluster, all_clusters
 from testcluster.errors import CommandError
 from testcluster.gpus import RESOURCE, gpu_uuid, labels
+from testcluster.images import read_archive, write_binary_image
 from testcluster.options import GpuSource, Options
 from testcluster.paths import SOURCE, cache
 from testcluster.processes import until
+from testcluster.store import Content, Stores
 from testcluster.witness import Witness
 
 pytestmark = pytest.mark.cluster
@@ -256,6 +259,34 @@ def test_a_cut_cable_and_a_cut_power_supply_are_noticed_and_heal(own: Cluster) -
         "the pod of the crashed node was started again",
     )
     delete(own, "on-node-1")
+
+
+def test_a_new_set_of_images_takes_over_what_is_unpacked(own: Cluster) -> None:
+    programs, folder = probe_archive().parent, cache() / f"test-stores-{os.getpid()}"
+    (folder / "nodes").mkdir(parents=True)
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    stores = Stores(folder, programs, own.files.conf / "containerd.toml", path)
+    write_binary_image(folder / "other.tar", "sm70.test/other:1", programs / "pause")
+    sets = [["probe.tar"], ["probe.tar", "other.tar"], ["other.tar"]]
+    archives = {path.name: read_archive(path) for path in (programs / "probe.tar", folder / "other.tar")}
+    try:
+        for number, names in enumerate(sets):
+            stores.provide([archives[name] for name in names], [folder / "nodes" / str(number)])
+        files = [unpacked(folder / "nodes" / str(number)) for number in range(3)]
+        assert [sorted(found) for found in files] == [["probe"], ["pause", "probe"], ["pause"]]
+        assert files[0]["probe"].samefile(files[1]["probe"])  # one unpacking, hard links
+        assert files[1]["pause"].samefile(files[2]["pause"])
+        kept = list(Stores.contents(folder).values())
+        assert all(Content.of(archives[name] for name in names) in kept for names in sets)
+        assert stores.loader.pid() is None
+    finally:
+        stores.loader.halt()
+        shutil.rmtree(folder)
+
+
+def unpacked(containerd: Path) -> dict[str, Path]:
+    """The files of a containerd's snapshots, by name."""
+    return {path.name: path for path in containerd.glob("*/snapshots/*/fs/*")}
 
 
 def test_a_second_cluster_offers_gpus_by_claims_and_leaves_nothing(own: Cluster) -> None:

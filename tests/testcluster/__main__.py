@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from testcluster.cluster import Cluster, all_clusters, down_all
+from testcluster.cluster import Cluster, all_clusters, build_all, down_all
 from testcluster.errors import ClusterError
 from testcluster.options import GpuSource, Options
 from testcluster.progress import say
@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
         where.add_argument("--dir", type=Path, help="the cluster's folder, instead of a name")
         return sub
 
+    commands.add_parser("build", help="build the programs from their Go modules, which `up` also does")
     up = command("up", "start what does not run, and wait until it is ready; also heals a crash")
     up.add_argument("--nodes", type=int, default=2)
     up.add_argument("--gpus", type=int, default=4, help="fake V100s of each node")
@@ -89,6 +90,9 @@ def _status(cluster: Cluster) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "build":
+        build_all()
+        return 0
     wanted = options(arguments) if arguments.command == "up" else None
     cluster = Cluster(arguments.dir, wanted) if arguments.dir else Cluster.named(arguments.name, wanted)
     a = arguments

@@ -109,6 +109,7 @@ class Cluster(Client):
         Raises ClusterError if this machine cannot run a cluster, or if one with other options is here.
         """
         preflight.check(self.folder)
+        host.forget(_places())
         with locked(self._lock), step(f"cluster {self.folder.name} up"):
             options = self._agreed_options()
             archives = [read_archive(path.resolve()) for path in options.images]
@@ -234,6 +235,13 @@ class Cluster(Client):
         if node not in self.nodes:
             raise ClusterError(f"only a node has a cable: {', '.join(self.nodes)}, not {node!r}")
         self.layout.hub.ip(f"link set {node} {way}")
+
+
+def build_all() -> None:
+    """Builds what `up` needs, which takes minutes the first time; a test's time limit is shorter than that."""
+    preflight.check_disk(cache(), preflight.budget(cache(), []))
+    for recipe in (build.kubernetes(), build.helm()):
+        build.build(recipe, cache())
 
 
 def all_clusters() -> list[Cluster]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from testcluster import network
 from testcluster.machine import MACHINE, cgroup_hierarchies, links, remove_cgroup
+from testcluster.paths import locked
 from testcluster.processes import kill, variables
+
+KEPT = 8  # folders of clusters that are gone, for their logs
 
 
 def clusters(claims: Path, places: Path) -> set[Path]:
@@ -22,6 +26,15 @@ def kill_machines(folder: Path) -> None:
     """Ends all processes of a cluster's machines, whatever its state file says."""
     prefix = f"{folder}:"
     kill(*(pid for _, pid, value in sorted(variables(MACHINE)) if value.startswith(prefix)))
+
+
+def forget(places: Path, kept: int = KEPT) -> None:
+    """Removes the oldest folders, with their logs, of clusters that do not exist any more."""
+    gone = [path.parent for path in places.glob("*/lock") if not (path.parent / network.STATE).exists()]
+    for folder in sorted(gone, key=lambda path: path.stat().st_mtime, reverse=True)[kept:]:
+        with locked(folder / "lock", wait=False) as free:
+            if free and not (folder / network.STATE).exists():
+                shutil.rmtree(folder)
 
 
 def sweep() -> list[str]:

@@ -76,6 +76,16 @@ def outdated(stores: Mapping[Path, float], current: Path, kept: int = KEPT) -> l
     return others[kept - 1 :]
 
 
+def others(listing: str, names: set[str]) -> list[str]:
+    """What to remove so that only images of these names stay, from `ctr images ls` (name, type, digest, …).
+
+    containerd also knows each image by its identity, as a name of its own that would hold its files.
+    """
+    found = {fields[0]: fields[2] for line in listing.splitlines()[1:] if (fields := line.split())}
+    kept = {digest for name, digest in found.items() if name in names}
+    return sorted(name for name, digest in found.items() if name not in names and digest not in kept)
+
+
 def ctr(machine: Machine, programs: Path, *words: str) -> str:
     return machine.run([str(programs / "ctr"), "-n", "k8s.io", *words])
 
@@ -156,8 +166,8 @@ class Stores:
                     with step(f"unpacked {', '.join(archive.names)} ({archive.size / 1e9:.2f} GB), once for all nodes"):
                         # Old images go afterwards: layers that a new one shares with them are not unpacked again.
                         import_archive(machine, self.programs, archive, "--discard-unpacked-layers")
-            for name in sorted(content.names() - wanted.names()):
-                ctr(machine, self.programs, "images", "rm", "--sync", name)
+            if unwanted := others(ctr(machine, self.programs, "images", "ls"), wanted.names()):
+                ctr(machine, self.programs, "images", "rm", "--sync", *unwanted)
             ctr(machine, self.programs, "content", "prune", "references")  # frees the packed layers now
             machine.signal(CONTAINERD, signal.SIGTERM)
         finally:

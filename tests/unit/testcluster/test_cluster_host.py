@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from testcluster import __main__ as command_line
-from testcluster import audit, gpus, local_provisioner, network, preflight, processes
+from testcluster import audit, gpus, host, local_provisioner, network, preflight, processes
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 from testcluster.images import Archive
@@ -246,6 +246,18 @@ def test_processes_are_found_by_their_mark_and_ended() -> None:
         assert processes.marked(name, "another") == []
         processes.kill(process.pid, 2**22 + 1)  # one that is not there does not matter
         assert process.wait() == -signal.SIGKILL
+
+
+def test_logs_of_the_newest_dead_clusters_stay_and_living_ones_always(tmp_path: Path) -> None:
+    for number in range(4):
+        folder = tmp_path / f"c{number}"
+        folder.mkdir()
+        (folder / "lock").touch()
+        os.utime(folder, (number, number))
+    (tmp_path / "c0" / network.STATE).touch()
+    os.utime(tmp_path / "c0", (0, 0))
+    host.forget(tmp_path, kept=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c0", "c2", "c3"]
 
 
 def test_waiting_in_vain_says_for_what() -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from testcluster.images import Archive
-from testcluster.store import RECORD, Content, Stores, best_base, clone, outdated
+from testcluster.store import RECORD, Content, Stores, best_base, clone, others, outdated
 
 
 def content(**sizes: int) -> Content:
@@ -61,3 +61,17 @@ def test_a_clone_shares_files_but_not_databases_and_keeps_what_looks_like_one(tm
     assert linked == {"word": True, "passwords.db": True, "metadata.db": False}
     assert not (target / RECORD).exists()
     assert (store / RECORD).exists()
+
+
+def test_an_image_that_goes_takes_its_other_names_along() -> None:
+    listing = (
+        "REF TYPE DIGEST SIZE PLATFORMS LABELS\n"
+        "sha256:aa1 type sha256:a 1 MiB linux/amd64 -\n"
+        "sha256:bb1 type sha256:b 1 MiB linux/amd64 -\n"
+        "test/a:1 type sha256:a 1 MiB linux/amd64 -\n"
+        "test/b:1 type sha256:b 1 MiB linux/amd64 -\n"
+        "test/b:again type sha256:b 1 MiB linux/amd64 -\n"
+    )
+    assert others(listing, {"test/a:1"}) == ["sha256:bb1", "test/b:1", "test/b:again"]
+    assert others(listing, {"test/a:1", "test/b:1"}) == []
+    assert others("REF TYPE DIGEST\n", {"test/a:1"}) == []
