@@ -80,6 +80,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     RECOVERING = "Recovering"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    OBSTRUCTED = "Obstructed"
     SERVING = "Serving"
     SERVING_EARLIER_SPEC = "ServingEarlierSpec"
     SCALED_TO_ZERO = "ScaledToZero"
@@ -128,7 +129,7 @@ MEANINGS: dict[Reason, Meaning] = {
     Reason.PENDING: Meaning(tuple(ConditionType), "Not known yet: an earlier step has to end first."),
     Reason.RESOLVED: Meaning(_ACCEPTED, "The spec resolves; `status.effective` says to what."),
     Reason.REFUSED: Meaning(
-        _ACCEPTED,
+        (ConditionType.ACCEPTED, ConditionType.ENGINE_STARTED),
         "The spec cannot be served as it stands; the message holds every refusal. A running revision keeps serving.",
         "Mend each field that the message names; nothing is started before all of them are right.",
     ),
@@ -267,6 +268,11 @@ MEANINGS: dict[Reason, Meaning] = {
         _PROGRESS,
         "The revision was not ready within `rollout.progressDeadlineSeconds`. It is still tried.",
         "Read the condition that is not True.",
+    ),
+    Reason.OBSTRUCTED: Meaning(
+        (ConditionType.PROGRESSING, ConditionType.READY),
+        "The API server refuses what the operator wants to do, or an object of the needed name belongs to another.",
+        "Change what the message names; the operator tries again by itself.",
     ),
     Reason.SERVING: Meaning(_READY, "The revision of the present spec serves."),
     Reason.SERVING_EARLIER_SPEC: Meaning(

@@ -101,9 +101,16 @@ def _exceeds(request: str, limit: str) -> bool:
     return one is not None and other is not None and one > other
 
 
-_UNITS = {"": 1000, "m": 1, "k": 10**6, "M": 10**9, "G": 10**12, "T": 10**15, "P": 10**18, "E": 10**21} | {
-    unit: 1000 * 2**power for unit, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60))
-}
+_UNITS: dict[str, int] = {
+    "": 1000,
+    "m": 1,
+    "k": 10**6,
+    "M": 10**9,
+    "G": 10**12,
+    "T": 10**15,
+    "P": 10**18,
+    "E": 10**21,
+} | {unit: 1000 * 2**power for unit, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60))}
 
 
 def quantity(text: str) -> int | None:

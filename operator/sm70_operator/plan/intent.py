@@ -1,0 +1,147 @@
+"""What the spec asks for: a resolved revision, or why there is none. The operator's half of admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from sm70_operator.api import names
+from sm70_operator.api.conditions import Finding, Reason, with_remedy
+from sm70_operator.api.hashing import revision_name
+from sm70_operator.api.types import Spec
+from sm70_operator.observe.snapshot import ProfileDocument, Resource, Snapshot
+from sm70_operator.render.revision import Revision, cache_volume, checkpoint_path, pod_resources, quantity
+from sm70_operator.settings import Settings
+from sm70_profiles.catalog import ProfileNotFoundError, load_profile
+from sm70_profiles.documents import DocumentError, describe, parse_profile
+from sm70_profiles.profile import Profile
+from sm70_profiles.report import printable
+from sm70_profiles.resolver import Resolution, ServeRequest, resolve
+
+
+@dataclass(frozen=True)
+class Target:
+    """The spec resolves."""
+
+    spec: Spec
+    name: str
+    revision: Revision
+    resolution: Resolution
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The spec does not resolve. `spec` is None when it cannot even be read."""
+
+    spec: Spec | None
+    finding: Finding
+
+
+class _Refused(Exception):  # noqa: N818  # carries a finding, not an error
+    def __init__(self, reason: Reason, found: str) -> None:
+        super().__init__(found)
+        self.finding = Finding.false(reason, printable(with_remedy(reason, found), 4096))
+
+
+def read_intent(snapshot: Snapshot, settings: Settings) -> Target | Rejected:
+    """Reads and resolves the spec. Never raises: whatever is wrong becomes the finding for `Accepted`."""
+    spec = None
+    try:
+        spec = _read_spec(snapshot.resource)
+        profile = _read_profile(spec, snapshot.profile)
+        return _resolve(snapshot.resource, spec, profile, settings)
+    except _Refused as refused:
+        return Rejected(spec, refused.finding)
+
+
+def _read_spec(resource: Resource) -> Spec:
+    try:
+        return Spec.model_validate(resource.spec)
+    except ValidationError as error:
+        raise _Refused(Reason.SCHEMA_UNSUPPORTED, f"The stored spec cannot be read: {describe(error)}.") from None
+
+
+def _read_profile(spec: Spec, document: ProfileDocument | None) -> Profile:
+    if spec.profile is not None:
+        try:
+            return load_profile(spec.profile)
+        except ProfileNotFoundError as error:
+            raise _Refused(Reason.PROFILE_NOT_FOUND, f"{_sentence(str(error))}") from None
+    if document is None or document.text is None:
+        missing = "`profileRef` could not be read" if document is None else document.missing
+        raise _Refused(Reason.PROFILE_NOT_FOUND, _sentence(missing))
+    try:
+        return parse_profile(document.text)
+    except DocumentError as error:
+        raise _Refused(Reason.PROFILE_INVALID, _sentence(str(error))) from None
+
+
+def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Settings) -> Target:
+    try:
+        request = ServeRequest(
+            profile=profile,
+            model_path=checkpoint_path(spec.model, names.MODEL_MOUNT),
+            draft_path=None if spec.draft is None else checkpoint_path(spec.draft, names.DRAFT_MOUNT),
+            served_name=spec.model.served_name or resource.key.name,
+            overrides=spec.overrides,
+            extra_args=spec.extra_args,
+            gpus=spec.gpus,
+            acceleration=spec.acceleration,
+            drain_timeout_seconds=spec.rollout.drain_timeout_seconds,
+            port=names.HTTP_PORT,
+        )
+    except ValidationError as error:
+        raise _Refused(Reason.SCHEMA_UNSUPPORTED, f"The stored spec cannot be read: {describe(error)}.") from None
+    resolution = resolve(request)
+    image = spec.engine.image or settings.engine_image(resolution.flavour)
+    refusals = [str(refusal) for refusal in resolution.refusals] + _own_refusals(spec, resolution, image)
+    if refusals:
+        raise _Refused(Reason.REFUSED, " ".join(_sentence(refusal) for refusal in refusals))
+    revision = Revision(
+        request=request,
+        args=resolution.argv,
+        env=resolution.env,
+        user_env=spec.env,
+        api_key=spec.auth.api_key_secret_ref,
+        image=image,
+        image_pull_policy=spec.engine.image_pull_policy,
+        image_pull_secrets=spec.engine.image_pull_secrets,
+        model=spec.model,
+        draft=spec.draft,
+        cache=cache_volume(resource.key.name, spec),
+        gpus=resolution.gpus,
+        resources=pod_resources(spec, resolution),
+        pod=spec.pod,
+    )
+    return Target(spec, revision_name(revision), revision, resolution)
+
+
+def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:
+    """What the resolver cannot know: images, the pod's environment and memory."""
+    refusals = []
+    if not image:
+        refusals.append(
+            f"ImageMissing: `engine.image` must be set, because the operator has no default image for the engine"
+            f" `{resolution.flavour}`; found none. Set it, or give the operator one."
+        )
+    reserved = {*names.OWN_VARIABLES, *resolution.env}
+    refusals += [
+        f"EnvironmentOwned: `env[{position}].name` must not be a variable that the operator sets; found"
+        f" `{variable.name}`. Remove it."
+        for position, variable in enumerate(spec.env)
+        if variable.name in reserved
+    ]
+    resources = pod_resources(spec, resolution)
+    shared, limit = quantity(resources.shared_memory), quantity(resources.limits.get("memory", ""))
+    if shared is not None and limit is not None and shared >= limit:
+        refusals.append(
+            "SharedMemory: `pod.sharedMemory` must be less than the memory limit, in which it is counted; found"
+            f" {resources.shared_memory} of {resources.limits['memory']}. Lower it, or raise"
+            " `pod.resources.limits.memory`."
+        )
+    return refusals
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
