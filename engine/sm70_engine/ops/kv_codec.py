@@ -1,10 +1,11 @@
 """The definition of the KV cache's number formats, in numpy: what the kernels must do with every code and every half.
 
-E4M3 (fn): 4 exponent bits (bias 7), 3 mantissa bits, no infinity, NaN = s1111111, largest finite 448.
-E5M2: the upper byte of a half: 5 exponent bits (bias 15), 2 mantissa bits, largest finite 57344, infinities and NaN as in a half.
+E4M3 (fn): 4 exponent bits (bias 7), 3 mantissa bits, no infinity, NaN = s1111111, largest finite 448. E5M2: the upper
+byte of a half: 5 exponent bits (bias 15), 2 mantissa bits, largest finite 57344, infinities and NaN as in a half.
 
-Encoding rounds to nearest, ties to the even code, and saturates: what is beyond the largest finite value, infinities included, becomes
-the largest finite code with its sign. NaN becomes 0x7f with its sign. Decoding is exact, for NaN and infinities as well.
+Encoding rounds to nearest, ties to the even code, and saturates: what is beyond the largest finite value, infinities
+included, becomes the largest finite code with its sign. NaN becomes 0x7f with its sign. Decoding is exact, for NaN
+and infinities as well.
 """
 
 from __future__ import annotations

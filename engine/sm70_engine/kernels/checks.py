@@ -1,0 +1,403 @@
+"""Every kernel against an FP64 reference, on any backend, over the cases where kernels go wrong.
+
+Block tables are permuted and their unused entries point nowhere; slots that no query may see hold NaN (or what the
+format has); rows are longer than their content and filled with NaN; padded rows of a batch have length 0; outputs
+start as NaN and what must stay untouched is compared as well.
+
+Tolerances bound the roundings that the kernels are specified to make, and nothing that grows with the length:
+  linear     one rounding to FP16 of the result, and 2^-19 of the sum of |products| for the FP32 accumulation
+  attention  one rounding to FP16 of the result, one of each probability (2^-11 of the weighted |V|), and a fourth
+             of that for FP32
+`ratio` in a result is the largest error over its tolerance; above 1 the check fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from sm70_engine.ops import kv_codec
+
+from . import plans, repack
+from .backend import Array, Backend, poison
+from .plans import CacheLayout, DecodePlan, KvFormat, LinearTile
+
+HALF_ULP = 2.0**-11
+SMALLEST = 2.0**-24
+NOWHERE = 1 << 28
+
+
+class Size(StrEnum):
+    """How much to check: `small` for a gate on the emulator, `full` for a patient one, `device` for a GPU."""
+
+    SMALL = "small"
+    FULL = "full"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check. `ratio`: largest error over tolerance; `relative_l2`: of the whole output."""
+
+    name: str
+    ratio: float
+    relative_l2: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error kept within its tolerance (NaN does not)."""
+        return self.ratio <= 1.0 and not self.note
+
+
+def judge(name: str, got: Array, want: Array, tolerance: Array, note: str = "") -> Result:
+    """Compares in FP64; NaN anywhere in `got` fails."""
+    error = np.abs(got.astype(np.float64) - want)
+    ratio = float(np.max(np.where(np.isnan(error), np.inf, error) / tolerance))
+    norm = float(np.sqrt(np.mean(want**2))) or 1.0
+    return Result(name, ratio, float(np.sqrt(np.mean(error**2))) / norm, note)
+
+
+# ---------------------------------------------------------------- KV cache
+
+
+def _same(name: str, got: Array, want: Array) -> Result:
+    wrong = int(np.count_nonzero(got != want))
+    return Result(name, 0.0 if not wrong else np.inf, 0.0, f"{wrong} of {want.size} bytes differ" if wrong else "")
+
+
+def check_codecs(backend: Backend) -> Iterator[Result]:
+    """All 256 codes to halves and all 65,536 halves to codes, bit for bit (NaN: any quiet NaN of the same sign)."""
+    codes = np.arange(256, dtype=np.uint8)
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    for kv_format in (KvFormat.E4M3, KvFormat.E5M2):
+        source, target = backend.put(codes), backend.put(poison(256))
+        backend.run(plans.kv_convert("decode", kv_format, source=source.address, target=target.address, count=256))
+        got, want = target.read(), kv_codec.decode(codes, kv_format).astype(np.float16)
+        equal = (got.view(np.uint16) == want.view(np.uint16)) | (np.isnan(got) & np.isnan(want))
+        equal &= np.signbit(got) == np.signbit(want)
+        yield _same(f"decode_{kv_format} 256 codes", equal, np.ones(256, bool))
+        source, target = backend.put(halves), backend.put(np.zeros(65536, np.uint8))
+        backend.run(plans.kv_convert("encode", kv_format, source=source.address, target=target.address, count=65536))
+        yield _same(f"encode_{kv_format} 65536 halves", target.read(), kv_codec.encode(halves, kv_format))
+
+
+def _stored(values: Array, kv_format: KvFormat, scale: float) -> Array:
+    """The bytes that the cache must hold for halves [..., D]."""
+    if kv_format is KvFormat.F16:
+        return values.view(np.uint8)
+    inverse = np.float32(1.0 / scale)
+    return kv_codec.encode(values.astype(np.float32) * inverse, kv_format)
+
+
+def check_kv_write(
+    backend: Backend, layout: CacheLayout, tokens: int, scales: tuple[float, float], seed: int
+) -> Result:
+    """Tokens to scattered slots, some of them negative; every byte of the cache is compared."""
+    rng = np.random.default_rng(seed)
+    blocks = -(-2 * tokens // layout.page) + 1
+    width = layout.heads * layout.dim
+    rows = rng.standard_normal((2, tokens, width + 24)).astype(np.float16) * np.float16(40)
+    rows[:, :, width:] = np.nan
+    rows[0, 0, :4] = (np.inf, -np.inf, 65504, -0.0)
+    slots = rng.permutation(blocks * layout.page)[:tokens].astype(np.int64)
+    slots[rng.random(tokens) < 0.2] = -1
+    cache = rng.integers(0, 256, blocks * layout.block_stride, dtype=np.uint8)
+    want = cache.copy()
+    for token, slot in enumerate(slots):
+        for head in range(layout.heads):
+            for is_value in (0, 1):
+                if slot < 0:
+                    continue
+                at = slot // layout.page * layout.block_stride + slot % layout.page * layout.token_stride
+                at += head * layout.head_stride + is_value * layout.value_offset
+                piece = rows[is_value, token, head * layout.dim : (head + 1) * layout.dim]
+                data = _stored(piece, layout.format, scales[is_value])
+                want[at : at + data.size] = data
+    key, value, where, memory = (backend.put(x) for x in (rows[0], rows[1], slots, cache))
+    backend.run(
+        plans.kv_write(
+            layout,
+            tokens=tokens,
+            key=key.address,
+            value=value.address,
+            slots=where.address,
+            cache=memory.address,
+            key_stride=width + 24,
+            value_stride=width + 24,
+            key_scale=scales[0],
+            value_scale=scales[1],
+        )
+    )
+    kind = "packed" if layout.value_offset < layout.token_stride else "split"
+    name = f"kv_write_{layout.format} {kind} d{layout.dim} heads {layout.heads} page {layout.page} tokens {tokens}"
+    return _same(f"{name} scales {scales}", memory.read(), want)
+
+
+def check_kv_cache(backend: Backend, size: Size) -> Iterator[Result]:
+    """Codecs and cache writes."""
+    yield from check_codecs(backend)
+    tokens = 9 if size is Size.SMALL else 200
+    for kv_format in KvFormat:
+        scales = (1.0, 1.0) if kv_format is KvFormat.F16 else (0.37, 2.5)
+        for dim, heads, page in ((64, 3, 16), (128, 8, 48), (256, 1, 784)):
+            yield check_kv_write(backend, CacheLayout.split(kv_format, page, heads, dim), tokens, (1.0, 1.0), dim)
+            yield check_kv_write(backend, CacheLayout.packed(kv_format, page, heads, dim), tokens, scales, dim)
+
+
+# ---------------------------------------------------------------- decode attention
+
+
+@dataclass(frozen=True)
+class DecodeCase:
+    """A batch of one-token queries. `packed`: the layout with K and V of a token side by side."""
+
+    format: KvFormat
+    dim: int
+    group: int
+    lengths: tuple[int, ...]
+    page: int
+    splits: int
+    heads: int = 1
+    window: int = 0
+    packed: bool = False
+    amplitude: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        text = (
+            f"decode_{self.format} d{self.dim} g{self.group} heads {self.heads} page {self.page} splits {self.splits}"
+        )
+        text += f" window {self.window}" if self.window else ""
+        text += " packed" if self.packed else ""
+        text += f" x{self.amplitude:g}" if self.amplitude != 1.0 else ""
+        lengths = self.lengths if len(self.lengths) <= 6 else f"{len(self.lengths)} sequences"
+        return f"{text} lengths {lengths}"
+
+
+@dataclass(frozen=True)
+class DecodeData:
+    """Inputs of a case: the cache's bytes, its tables, the queries, and K and V as the values that were stored."""
+
+    layout: CacheLayout
+    cache: Array
+    table: Array
+    lengths: Array
+    q: Array
+    keys: list[Array]
+    values: list[Array]
+
+
+_POISON = {KvFormat.E4M3: 0x7F, KvFormat.E5M2: 0x7E, KvFormat.F16: 0x7E}
+
+
+def _random_codes(rng: np.random.Generator, kv_format: KvFormat, count: int, amplitude: float) -> tuple[Array, Array]:
+    """`count` normal values in the storage format: bytes and FP32 values. By table, because it must be fast."""
+    draws = rng.integers(0, 4096, count)
+    normal = np.sort(np.random.default_rng(0).standard_normal(4096)) * amplitude
+    if kv_format is KvFormat.F16:
+        stored = normal.astype(np.float16)
+        return stored[draws].view(np.uint8), stored[draws].astype(np.float32)
+    codes = kv_codec.encode(normal, kv_format)
+    return codes[draws], kv_codec.decode(codes, kv_format).astype(np.float32)[draws]
+
+
+def decode_data(case: DecodeCase, seed: int = 0) -> DecodeData:
+    """Makes the inputs of a case."""
+    rng = np.random.default_rng([seed, case.dim, case.group, case.page, sum(case.lengths)])
+    make = CacheLayout.packed if case.packed else CacheLayout.split
+    layout = make(case.format, case.page, case.heads, case.dim)
+    used = [-(-length // case.page) for length in case.lengths]
+    total = sum(used) + 2
+    order = rng.permutation(total).astype(np.int32)
+    table = np.full((len(case.lengths), max(used) + 2), NOWHERE, np.int32)
+    cache = np.full(total * layout.block_stride, _POISON[case.format], np.uint8)
+    # [block, K or V, position, head, bytes of a row], whatever the layout
+    row, blocks = case.dim * case.format.bytes, cache.reshape(total, -1)
+    if case.packed:
+        view = blocks.reshape(total, case.heads, case.page, 2, row).transpose(0, 3, 2, 1, 4)
+    else:
+        view = blocks.reshape(total, 2, case.page, case.heads, row)
+    keys, values, taken = [], [], 0
+    for i, length in enumerate(case.lengths):
+        begin = max(0, length - case.window) if case.window else 0
+        live = range(begin // case.page, used[i])
+        table[i, live.start : live.stop] = order[taken + live.start : taken + live.stop]
+        taken += used[i]
+        read = []
+        for part in (0, 1):
+            raw, value = _random_codes(rng, case.format, length * case.heads * case.dim, case.amplitude)
+            raw, value = raw.reshape(length, case.heads, row), value.reshape(length, case.heads, case.dim)
+            for j in live:
+                first, last = max(begin, j * case.page), min(length, (j + 1) * case.page)
+                view[table[i, j], part, first - j * case.page : last - j * case.page] = raw[first:last]
+            read.append(value[begin:])
+        keys.append(read[0])
+        values.append(read[1])
+    width = case.heads * case.group * case.dim
+    q = np.full((len(case.lengths), width + 64), np.nan, np.float16)
+    q[:, :width] = rng.standard_normal((len(case.lengths), width)) * case.amplitude
+    return DecodeData(layout, cache, table, np.array(case.lengths, np.int32), q, keys, values)
+
+
+def decode_reference(case: DecodeCase, data: DecodeData) -> tuple[Array, Array]:
+    """The output in FP64, and its tolerance; zero, exactly, for a sequence of length 0."""
+    shape = (len(case.lengths), case.heads, case.group, case.dim)
+    out, tolerance = np.zeros(shape), np.full(shape, SMALLEST)
+    q = data.q[:, : case.heads * case.group * case.dim].astype(np.float64).reshape(shape)
+    for i, length in enumerate(case.lengths):
+        for h in range(case.heads if length else 0):
+            key, value = data.keys[i][:, h].astype(np.float64), data.values[i][:, h].astype(np.float64)
+            score = q[i, h] @ key.T * case.dim**-0.5
+            weight = np.exp(score - score.max(axis=1, keepdims=True))
+            weight /= weight.sum(axis=1, keepdims=True)
+            out[i, h] = weight @ value
+            tolerance[i, h] += HALF_ULP * (np.abs(out[i, h]) + 1.25 * (weight @ np.abs(value)))
+    return out, tolerance
+
+
+def run_decode(backend: Backend, case: DecodeCase, data: DecodeData, launches: int = 1) -> tuple[Array, Array, Array]:
+    """Output [sequences, heads, group, D], the untouched ends of its rows, and the tickets after the last launch."""
+    plan = DecodePlan(data.layout, len(case.lengths), case.group, case.splits, case.window)
+    width = case.heads * case.group * case.dim
+    out = backend.put(poison((len(case.lengths), width + 16)))
+    tickets = backend.put(np.zeros(plan.tickets, np.uint32))
+    partial = backend.put(poison(plan.partial_floats, np.float32))
+    stats = backend.put(poison(plan.stats_floats, np.float32))
+    q, cache, table, lengths = (backend.put(x) for x in (data.q, data.cache, data.table, data.lengths))
+    launch = plan.launch(
+        q=q.address,
+        out=out.address,
+        cache=cache.address,
+        block_table=table.address,
+        lengths=lengths.address,
+        partial=partial.address,
+        stats=stats.address,
+        tickets=tickets.address,
+        table_stride=data.table.shape[1],
+        q_stride=data.q.shape[1],
+        out_stride=width + 16,
+        softmax_scale=case.dim**-0.5,
+    )
+    for _ in range(launches):
+        backend.run(launch)
+    result = out.read()
+    shape = (len(case.lengths), case.heads, case.group, case.dim)
+    return result[:, :width].reshape(shape), result[:, width:], tickets.read()
+
+
+def check_decode(backend: Backend, case: DecodeCase) -> Result:
+    """One case; two launches in a row, as the second one finds the workspace of the first."""
+    data = decode_data(case)
+    got, beyond, tickets = run_decode(backend, case, data, launches=2)
+    want, tolerance = decode_reference(case, data)
+    note = "" if np.isnan(beyond).all() else "wrote past the rows of the output"
+    note = "tickets are not zero after the launch" if tickets.any() else note
+    return judge(case.name, got, want, tolerance, note)
+
+
+_EDGES = (15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 1, 2)
+
+
+def decode_cases(size: Size, formats: tuple[KvFormat, ...] = tuple(KvFormat)) -> Iterator[DecodeCase]:
+    """The grid. Every kernel meets every kind of edge at size `small` already; the larger sizes lengthen it."""
+    for kv_format in formats:
+        for dim in (64, 128, 256):
+            for rows in (1, 2):
+                few, some, most = (1, 6, 8) if rows == 1 else (9, 12, 16)
+                yield DecodeCase(kv_format, dim, some, (77,), 16, 3)
+                yield DecodeCase(kv_format, dim, few, (33, 0, 1, 160), 48, 5, heads=2, packed=True)
+                yield DecodeCase(kv_format, dim, most, (100, 17, 0, 260), 112, 4, window=40)
+                yield DecodeCase(kv_format, dim, some, (280,), 16, 20, window=250, packed=True, amplitude=6.0)
+                if size is not Size.SMALL:
+                    yield DecodeCase(kv_format, dim, some, _EDGES, 16, 2, heads=2)
+                    yield DecodeCase(kv_format, dim, most, _EDGES, 784, 7, window=16, packed=True)
+                    yield DecodeCase(kv_format, dim, few, (1500, 900, 2300), 832, 80)
+                if size is Size.DEVICE:
+                    yield DecodeCase(kv_format, dim, some, (5000, 16, 9000, 0, 32768), 1648, 40)
+                    yield DecodeCase(kv_format, dim, most, (16384 + 5,), 3296, 160)
+        # The profile's shape at length: 4,096 tokens on the emulator, all of 262,144 on a device.
+        long = {Size.SMALL: 4096, Size.FULL: 12000, Size.DEVICE: 131072 - 3}[size]
+        yield DecodeCase(kv_format, 256, 6, (long,), 784, 80)
+        if size is Size.DEVICE:
+            yield DecodeCase(kv_format, 256, 6, (262144,), 2048, 80)
+            yield DecodeCase(kv_format, 256, 6, (262144,), 2048, 80, window=2048)
+            yield DecodeCase(kv_format, 256, 8, tuple(4096 + 37 * i for i in range(8)), 1056, 10)
+
+
+# ---------------------------------------------------------------- NVFP4 linear
+
+
+@dataclass(frozen=True)
+class LinearCase:
+    """One product. `tile` None: the variant that the dispatch chooses."""
+
+    m: int
+    n: int
+    k: int
+    tile: LinearTile | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{(self.tile or plans.linear_tile(self.m, self.n)).kernel} m{self.m} n{self.n} k{self.k}"
+
+
+def check_linear(backend: Backend, case: LinearCase, seed: int = 0) -> Result:
+    """One case, weights over their whole range, outputs up to thousands."""
+    rng = np.random.default_rng([seed, case.m, case.n, case.k])
+    codes = rng.integers(0, 256, (case.n, case.k // 2), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (case.n, case.k // repack.GROUP), dtype=np.uint8)
+    scale = 0.0173
+    a = np.full((case.m + 3, case.k + 24), np.nan, np.float16)
+    a[: case.m, : case.k] = rng.standard_normal((case.m, case.k)) * 0.25
+    weight, x = repack.dequantize(codes, scales), a[: case.m, : case.k].astype(np.float64)
+    want, size = x @ weight.T * scale, np.abs(x) @ np.abs(weight).T * scale
+    out = backend.put(poison((case.m + 3, case.n + 16)))
+    packed, activations = backend.put(repack.repack(codes, scales)), backend.put(a)
+    backend.run(
+        plans.linear(
+            m=case.m,
+            n=case.n,
+            k=case.k,
+            weight=packed.address,
+            a=activations.address,
+            out=out.address,
+            scale=scale,
+            a_stride=case.k + 24,
+            out_stride=case.n + 16,
+            tile=case.tile,
+        )
+    )
+    got = out.read()
+    clean = np.isnan(got[case.m :]).all() and np.isnan(got[:, case.n :]).all()
+    tolerance = HALF_ULP * np.abs(want) + 2.0**-19 * size + SMALLEST
+    return judge(case.name, got[: case.m, : case.n], want, tolerance, "" if clean else "wrote past its output")
+
+
+def linear_cases(size: Size) -> Iterator[LinearCase]:
+    """The grid: every variant, M at its limits, N that is no multiple of the tile, K with fewer units than warps."""
+    shapes = {
+        Size.SMALL: ((96, 576), (40, 128)),
+        Size.FULL: ((160, 1024), (40, 64), (4120, 256)),
+        Size.DEVICE: ((4120, 5120), (5120, 1536), (5120, 4352), (8704, 5120), (40, 64), (264, 1024)),
+    }[size]
+    for most, *variants in plans.LINEAR_TILES:
+        least = {8: 1, 16: 9, 32: 17, 64: 33}[most]
+        for tile in dict.fromkeys(variants):
+            for n, k in shapes:
+                for m in (least, most - 1, most) if size is not Size.SMALL or n > 64 else (least,):
+                    yield LinearCase(m, n, k, tile)
+
+
+def run_all(backend: Backend, size: Size) -> Iterator[Result]:
+    """Every check of every family."""
+    yield from check_kv_cache(backend, size)
+    for case in decode_cases(size):
+        yield check_decode(backend, case)
+    for product in linear_cases(size):
+        yield check_linear(backend, product)

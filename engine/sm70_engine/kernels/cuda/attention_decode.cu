@@ -1,0 +1,410 @@
+// Paged decode attention, one query token per sequence: split-KV, FP32 softmax state and partials, ordered combine, all in one launch.
+//
+// A CTA takes a share of one sequence's tokens for one KV head and all query heads of its group (up to 8 * MT rows), so that K and V are read
+// once. Both products run on the tensor core (m8n8k4) and K and V go from global memory to B fragments without shared memory:
+//   QK: the four quadpairs of a warp take interleaved 16-byte chunks of the head dimension for the same 8 tokens (64 contiguous bytes of a
+//       token per load); their partial scores are added by shuffles.     PV: B is row-major (a lane holds one token, 4 columns).
+// Every warp runs its own softmax over its tiles of T tokens; the warps of a CTA are merged in order through shared memory.
+//
+// Combine: each CTA leaves an unnormalised partial and its (max, sum). The last CTA of each group of about sqrt(splits) adds the group's
+// partials in the order of the splits, the last group adds the groups in order. Which CTA adds depends on timing, the sum does not.
+// Compiled once per storage format: -DFORMAT=E4M3 | E5M2 | F16.
+#include "fp8.cuh"
+constexpr int kGroups = 16;   // at most kGroups * kGroups splits
+constexpr int kOneLevel = 12;  // up to this many splits are added by one CTA
+struct AttentionArgs {
+  const u16* q;  // [sequences, heads, D]
+  u16* out;      // the same
+  const u8* cache;
+  const int *block_table, *lengths;  // [sequences, table_stride], [sequences]; length 0: a padded row, its output is zero
+  float *partial, *stats;            // workspace, see plan.py
+  u32* tickets;                      // [sequences * KV heads, 1 + kGroups], zero before the first launch; every launch leaves zeros
+  int page, table_stride;            // tokens per page (a multiple of 16), block table entries per sequence
+  int block_stride, value_offset, token_stride, head_stride;  // of the cache, in bytes, multiples of 16
+  int q_stride, out_stride;          // halves from token to token
+  int group, window;                 // query heads per KV head; tokens that a query sees (itself included), 0: all
+  float score_scale, out_scale;      // softmax scale * log2(e) * K scale (* 2^8 for E4M3); V scale (* 2^8 for E4M3)
+};
+DEVICE const u8* token_row(const AttentionArgs& a, const int* table, int token, int head) {
+  const int block = token / a.page;
+  return a.cache + (size_t)table[block] * a.block_stride + (size_t)(token - block * a.page) * a.token_stride + (size_t)head * a.head_stride;
+}
+DEVICE int group_size(int splits) {
+  if (splits <= kOneLevel) return splits;
+  int g = 4;
+  while (g * g < splits) g++;
+  return g;
+}
+
+template <int D, int MT, int T, int WP>
+struct Decode {
+  static constexpr int BYTES = FORMAT == F16 ? 2 : 1, ROW = D * BYTES;
+  static constexpr int KJ = ROW / 64, KG = T / 8;                                // K: KG groups of 8 tokens, KJ chunks of 16 bytes per lane
+  static constexpr int CHUNK = ROW >= 128 ? 16 : 8, VS = T / 4, VG = ROW / (8 * CHUNK);  // V: VS steps of 4 tokens, VG chunks per lane
+  static constexpr int NT = D / 32, PIECES = NT / VG;                            // accumulator tiles of 32 columns; tiles per V chunk
+  static constexpr int QH = FORMAT == F16 ? 1 : 2;                               // 16-byte pieces of Q per K chunk
+  static constexpr bool Q_SHARED = MT * D > 256 || D == 128;                       // Q fragments in shared memory: where registers are short
+  static constexpr int TILES = MT * NT, CHUNK_TILES = TILES < 4 ? TILES : 4;     // tiles merged at a time
+  static constexpr int ROWS = MT * 8, SLOT = TILES * 128;                        // float2 per partial
+  static constexpr int ROUNDS = WP > kGroups ? WP : kGroups;
+
+  // Shared memory: [Q fragments] [WP][CHUNK_TILES][2][32] float4, then maxima, sums, factors, inverse sums, flag.
+  uint4* sq;
+  float4* merged;
+  float *maxima, *sums, *factors, *inverse;
+  int* flag;
+  MEMBER void carve(u8* sm) {
+    sq = reinterpret_cast<uint4*>(sm);
+    merged = reinterpret_cast<float4*>(sm + (Q_SHARED ? ROWS * D * 2 : 0));
+    maxima = reinterpret_cast<float*>(merged + WP * CHUNK_TILES * 64);
+    sums = maxima + ROUNDS * ROWS;
+    factors = sums + ROUNDS * ROWS;
+    inverse = factors + ROUNDS * ROWS;
+    flag = reinterpret_cast<int*>(inverse + ROWS);
+  }
+  // From maxima[n][row] and sums[n][row] to factors[n][row]; returns the common maximum and the sum of a row to its thread.
+  MEMBER void weigh(int n, float& top, float& total) {
+    const int row = threadIdx.x;
+    top = -1e30f;
+    total = 0.f;
+    for (int k = 0; k < n; k++) top = fmaxf(top, maxima[k * ROWS + row]);
+    for (int k = 0; k < n; k++) {
+      const float f = ex2(maxima[k * ROWS + row] - top);
+      factors[k * ROWS + row] = f;
+      total += f * sums[k * ROWS + row];
+    }
+  }
+  // Element e of a partial: tile, half k of its accumulators and lane; two rows, two columns.
+  MEMBER void store_out(u16* out, int group, int e, float4 o) {
+    const int lane = e & 31, k = e >> 5 & 1, tile = e >> 6, m = tile / NT, nt = tile - m * NT, r0 = m * 8 + row_c(lane, 0), n = col_c(lane, 4 * k);
+    const int d = (nt / PIECES) * (32 * PIECES) + (2 * quadpair(lane) + (n >> 2)) * (4 * PIECES) + 4 * (nt % PIECES);
+    const int c0 = d + (FORMAT == F16 ? n & 3 : fp8_position(n & 3)), c1 = d + (FORMAT == F16 ? (n & 3) + 1 : fp8_position((n & 3) + 1));
+    if (r0 < group) {
+      const float g = inverse[r0];
+      out[(size_t)r0 * D + c0] = f2h(o.x * g);
+      out[(size_t)r0 * D + c1] = f2h(o.y * g);
+    }
+    if (r0 + 2 < group) {
+      const float g = inverse[r0 + 2];
+      out[(size_t)(r0 + 2) * D + c0] = f2h(o.z * g);
+      out[(size_t)(r0 + 2) * D + c1] = f2h(o.w * g);
+    }
+  }
+  MEMBER void store_partial(float2* to, int group, int e, float4 o) {
+    const int lane = e & 31, r0 = (e >> 6) / NT * 8 + row_c(lane, 0);
+    float2* d = to + (e >> 6) * 128 + (e >> 5 & 1) * 64 + lane;
+    if (r0 < group) d[0] = make_float2(o.x, o.y);
+    if (r0 + 2 < group) d[32] = make_float2(o.z, o.w);
+  }
+  // Adds partials first .. first + n - 1 in order, into slot `to` or, with to < 0, into the output.
+  MEMBER void combine(const AttentionArgs& a, float2* partial, float2* stats, u16* out, int first, int n, int to) {
+    for (int i = threadIdx.x; i < n * ROWS; i += WP * 32) {
+      const float2 x = shared_by_ctas(stats + first * ROWS + i);
+      maxima[i] = x.x;
+      sums[i] = x.y;
+    }
+    syncblock();
+    if (threadIdx.x < ROWS) {
+      float top, total;
+      weigh(n, top, total);
+      if (to >= 0) stats[to * ROWS + threadIdx.x] = make_float2(top, total);
+      inverse[threadIdx.x] = a.out_scale / total;
+    }
+    syncblock();
+    for (int e = threadIdx.x; e < TILES * 64; e += WP * 32) {
+      const int lane = e & 31, r0 = (e >> 6) / NT * 8 + row_c(lane, 0);
+      const float2* p = partial + (size_t)first * SLOT + (e >> 6) * 128 + (e >> 5 & 1) * 64 + lane;
+      float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+      for (int k = 0; k < n; k++) {
+        if (r0 < a.group) {
+          const float f = factors[k * ROWS + r0];
+          const float2 x = shared_by_ctas(p + (size_t)k * SLOT);
+          o.x += f * x.x;
+          o.y += f * x.y;
+        }
+        if (r0 + 2 < a.group) {
+          const float f = factors[k * ROWS + r0 + 2];
+          const float2 x = shared_by_ctas(p + (size_t)k * SLOT + 32);
+          o.z += f * x.x;
+          o.w += f * x.y;
+        }
+      }
+      if (to >= 0) store_partial(partial + (size_t)to * SLOT, a.group, e, o);
+      else store_out(out, a.group, e, o);
+    }
+  }
+  // True in the CTA that comes last of `n`; the counter is zero again then. What the others wrote before is visible.
+  MEMBER bool last_of(u32* counter, int n) {
+    device_fence();
+    syncblock();
+    if (threadIdx.x == 0) {
+      *flag = atomic_inc(counter) == (u32)n - 1;
+      if (*flag) *counter = 0;
+      device_fence();
+    }
+    syncblock();
+    return *flag;
+  }
+
+  MEMBER void run(const AttentionArgs& a, u8* sm) {
+    carve(sm);
+    const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, qp = quadpair(lane), r = row_a(lane), h = blockIdx.y, b = blockIdx.z, G = a.group;
+    const int length = a.lengths[b], begin = a.window > 0 ? max(0, length - a.window) : 0;
+    const int tile0 = begin / T, tiles = (length + T - 1) / T - tile0;
+    const int splits = max(1, min((int)gridDim.x, (tiles + WP - 1) / WP)), s = blockIdx.x;
+    if (s >= splits) return;
+    const size_t head_index = (size_t)b * gridDim.y + h;
+    u16* out = a.out + (size_t)b * a.out_stride + (size_t)h * G * D;
+    if (length <= 0) {
+      for (int i = threadIdx.x; i < G * D; i += WP * 32) out[i] = 0;
+      return;
+    }
+    const int* table = a.block_table + (size_t)b * a.table_stride;
+    const int t0 = tile0 + (int)((long long)tiles * s / splits), t1 = tile0 + (int)((long long)tiles * (s + 1) / splits);
+    // Q as A fragments, in the element order of the decoded K
+    const u16* q = a.q + (size_t)b * a.q_stride + (size_t)h * G * D;
+    auto q_fragment = [&](int m, int j, int e) {
+      const uint4 x = ldg128(q + (size_t)min(m * 8 + r, G - 1) * D + (FORMAT == F16 ? (4 * j + qp) * 8 : (4 * j + qp) * 16 + 8 * e));
+      if (FORMAT == F16) return x;
+      return make_uint4(prmt(x.x, x.y, 0x5410), prmt(x.x, x.y, 0x7632), prmt(x.z, x.w, 0x5410), prmt(x.z, x.w, 0x7632));
+    };
+    uint4 Q[Q_SHARED ? 1 : MT * KJ * QH];
+    if (Q_SHARED) {  // [MT][KJ][QH][quadpair][row]
+      for (int f = w; f < MT * KJ * QH; f += WP) sq[f * 32 + qp * 8 + r] = q_fragment(f / (KJ * QH), f / QH % KJ, f % QH);
+      syncblock();
+    } else {
+#pragma unroll
+      for (int f = 0; f < MT * KJ * QH; f++) Q[Q_SHARED ? 0 : f] = q_fragment(f / (KJ * QH), f / QH % KJ, f % QH);
+    }
+    auto q_at = [&](int f) { return Q_SHARED ? lds128(sq + f * 32 + qp * 8 + r) : Q[Q_SHARED ? 0 : f]; };
+
+    float acc[MT][NT][8], m_run[MT], l_run[MT];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+      m_run[m] = -1e30f;
+      l_run[m] = 0.f;
+#pragma unroll
+      for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int k = 0; k < 8; k++) acc[m][i][k] = 0.f;
+    }
+    uint4 K[KG][KJ];
+    auto load_k = [&](const u8* row) {
+#pragma unroll
+      for (int g = 0; g < KG; g++)
+#pragma unroll
+        for (int j = 0; j < KJ; j++) K[g][j] = stream128(row + (size_t)(g * 8 + r) * a.token_stride + 64 * SPREAD * j + 16 * qp);
+    };
+    const u8* here = nullptr;
+    if (t0 + w < t1) {
+      here = token_row(a, table, (t0 + w) * T, h);
+      load_k(here);
+    }
+    for (int t = t0 + w; t < t1; t += WP) {
+      uint4 V[VS][VG];
+#pragma unroll
+      for (int k = 0; k < VS; k++)
+#pragma unroll
+        for (int g = 0; g < VG; g++) {
+          const u8* p = here + a.value_offset + (size_t)(4 * k + (lane & 3)) * a.token_stride + g * 128 * SPREAD + spread((2 * qp + (lane >> 4)) * CHUNK);
+          if (CHUNK == 16) V[k][g] = stream128(p);
+          else {
+            const uint2 x = stream64(p);
+            V[k][g].x = x.x;
+            V[k][g].y = x.y;
+          }
+        }
+      const u8* next = nullptr;
+      if (t + WP < t1) next = token_row(a, table, (t + WP) * T, h);
+      float c[MT][KG][8];
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int g = 0; g < KG; g++)
+#pragma unroll
+          for (int i = 0; i < 8; i++) c[m][g][i] = 0.f;
+#pragma unroll
+      for (int j = 0; j < KJ; j++)
+#pragma unroll
+        for (int e = 0; e < QH; e++) {
+          uint4 f[MT];
+#pragma unroll
+          for (int m = 0; m < MT; m++) f[m] = q_at((m * KJ + j) * QH + e);
+#pragma unroll
+          for (int g = 0; g < KG; g++) {
+            const uint4 x = K[g][j];
+            u32 b0, b1, b2, b3;
+            if (FORMAT == F16) {
+              b0 = x.x;
+              b1 = x.y;
+              b2 = x.z;
+              b3 = x.w;
+            } else {
+              fp8_half2<FORMAT>(e ? x.z : x.x, b0, b1);
+              fp8_half2<FORMAT>(e ? x.w : x.y, b2, b3);
+            }
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+              mma884(c[m][g], f[m].x, f[m].y, b0, b1);
+              mma884(c[m][g], f[m].z, f[m].w, b2, b3);
+            }
+          }
+        }
+      if (t + WP < t1) load_k(next);
+      const bool edge = (t + 1) * T > length || t * T < begin;
+      // A masked token's V may be poison; E4M3 has no code that decodes to NaN or infinity here.
+      if (FORMAT != E4M3 && edge)
+#pragma unroll
+        for (int k = 0; k < VS; k++) {
+          const int token = t * T + 4 * k + (lane & 3);
+          if (token >= length || token < begin)
+#pragma unroll
+            for (int g = 0; g < VG; g++) V[k][g] = make_uint4(0, 0, 0, 0);
+        }
+      u32 P[MT][T / 2];
+      const bool odd = lane & 2;
+#pragma unroll
+      for (int m = 0; m < MT; m++) {
+        // swap with lane^2 so that a lane owns row r of all T tokens, then add the quadpairs
+        float p[T], top = -1e30f;
+#pragma unroll
+        for (int g = 0; g < KG; g++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const int ia = (i & 1) + ((i & 2) << 1), ib = ia + 2;  // accumulators of rows +0 and +2
+            const float keep = odd ? c[m][g][ib] : c[m][g][ia], other = shfl_xor(odd ? c[m][g][ia] : c[m][g][ib], 2);
+            p[g * 8 + ia] = odd ? other : keep;
+            p[g * 8 + ib] = odd ? keep : other;
+          }
+#pragma unroll
+        for (int i = 0; i < T; i++) {
+          p[i] += shfl_xor(p[i], 4);
+          p[i] += shfl_xor(p[i], 8);
+          p[i] *= a.score_scale;
+        }
+        if (edge)
+#pragma unroll
+          for (int i = 0; i < T; i++)
+            if (t * T + i >= length || t * T + i < begin) p[i] = -1e30f;
+#pragma unroll
+        for (int i = 0; i < T; i++) top = fmaxf(top, p[i]);
+        const float now = fmaxf(m_run[m], top), fade = ex2(m_run[m] - now);
+        m_run[m] = now;
+        // Probabilities go to FP16 times 2^14: the small ones of a long context keep their bits. Sums carry the same factor.
+        const float base = now - 14.f;
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < T / 2; i++) {
+          const float x = ex2(p[2 * i] - base), y = ex2(p[2 * i + 1] - base);
+          sum += x + y;
+          P[m][i] = pack2(x, y);
+        }
+        l_run[m] = l_run[m] * fade + sum;
+        if (vote_any(fade != 1.f)) {
+          const float f0 = shfl(fade, lane & ~2), f1 = shfl(fade, lane | 2);
+#pragma unroll
+          for (int i = 0; i < NT; i++)
+#pragma unroll
+            for (int k = 0; k < 8; k++) acc[m][i][k] *= (k & 2) ? f1 : f0;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < VS; k++)
+#pragma unroll
+        for (int g = 0; g < VG; g++) {
+          const u32 x[4] = {V[k][g].x, V[k][g].y, V[k][g].z, V[k][g].w};
+#pragma unroll
+          for (int i = 0; i < PIECES; i++) {
+            u32 y, z;
+            if (FORMAT == F16) {
+              y = x[2 * i & 3];
+              z = x[(2 * i + 1) & 3];
+            } else {
+              fp8_half2<FORMAT>(x[i], y, z);
+            }
+#pragma unroll
+            for (int m = 0; m < MT; m++) mma884_rr(acc[m][g * PIECES + i], P[m][2 * k], P[m][2 * k + 1], y, z);
+          }
+        }
+      here = next;
+    }
+
+    // Merge the warps in order, in accumulator order (16-byte accesses without bank conflicts), CHUNK_TILES tiles at a time.
+    const int S = gridDim.x;
+    float2* partial = reinterpret_cast<float2*>(a.partial) + head_index * (S + kGroups) * SLOT;
+    float2* stats = reinterpret_cast<float2*>(a.stats) + head_index * (S + kGroups) * ROWS;
+    if (qp == 0)
+#pragma unroll
+      for (int m = 0; m < MT; m++) {
+        maxima[w * ROWS + m * 8 + r] = m_run[m];
+        sums[w * ROWS + m * 8 + r] = l_run[m];
+      }
+#pragma unroll
+    for (int c0 = 0; c0 < TILES; c0 += CHUNK_TILES) {
+      if (c0) syncblock();
+#pragma unroll
+      for (int i = 0; i < CHUNK_TILES; i++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          const float* x = acc[(c0 + i) / NT][(c0 + i) % NT] + 4 * k;
+          merged[((w * CHUNK_TILES + i) * 2 + k) * 32 + lane] = make_float4(x[0], x[1], x[2], x[3]);
+        }
+      syncblock();
+      if (c0 == 0) {
+        if (threadIdx.x < ROWS) {
+          float top, total;
+          weigh(WP, top, total);
+          if (splits > 1) stats[s * ROWS + threadIdx.x] = make_float2(top, total);
+          inverse[threadIdx.x] = a.out_scale / total;
+        }
+        syncblock();
+      }
+      for (int e = threadIdx.x; e < CHUNK_TILES * 64; e += WP * 32) {
+        const int r0 = (c0 + (e >> 6)) / NT * 8 + row_c(e & 31, 0);
+        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int k = 0; k < WP; k++) {
+          const float f0 = factors[k * ROWS + r0], f1 = factors[k * ROWS + r0 + 2];
+          const float4 x = merged[k * CHUNK_TILES * 64 + e];
+          o.x += f0 * x.x;
+          o.y += f0 * x.y;
+          o.z += f1 * x.z;
+          o.w += f1 * x.w;
+        }
+        if (splits > 1) store_partial(partial + (size_t)s * SLOT, G, c0 * 64 + e, o);
+        else store_out(out, G, c0 * 64 + e, o);
+      }
+    }
+    if (splits == 1) return;
+    const int size = group_size(splits), groups = (splits + size - 1) / size, g = s / size;
+    u32* tickets = a.tickets + head_index * (1 + kGroups);
+    if (!last_of(tickets + 1 + g, min(size, splits - g * size))) return;
+    combine(a, partial, stats, out, g * size, min(size, splits - g * size), groups == 1 ? -1 : S + g);
+    if (groups == 1) return;
+    if (!last_of(tickets, groups)) return;
+    combine(a, partial, stats, out, S, groups, -1);
+  }
+};
+#define DECODE_(NAME, D, MT, T, WP, CTAS)                             \
+  KERNEL(decode_##NAME##_d##D##_r##MT, WP * 32, CTAS)(AttentionArgs a) { \
+    SHARED_BYTES(sm);                                                 \
+    MMA_BEGIN Decode<D, MT, T, WP> d;                                 \
+    d.run(a, sm);                                                     \
+    MMA_END(a.partial)                                                \
+  }                                                                   \
+  EXPORT(decode_##NAME##_d##D##_r##MT)
+#define DECODE(NAME, D, MT, T, WP, CTAS) DECODE_(NAME, D, MT, T, WP, CTAS)
+// r1: up to 8 query heads per KV head, r2: up to 16.
+DECODE(NAME, 64, 1, 16, 8, 2)
+DECODE(NAME, 64, 2, 16, 8, 1)
+#if FORMAT_F16
+DECODE(NAME, 128, 1, 8, 8, 2)
+DECODE(NAME, 128, 2, 8, 8, 1)
+DECODE(NAME, 256, 1, 8, 8, 1)
+#else
+DECODE(NAME, 128, 1, 16, 8, 2)
+DECODE(NAME, 128, 2, 16, 8, 1)
+DECODE(NAME, 256, 1, 16, 8, 1)
+#endif
+DECODE(NAME, 256, 2, 8, 8, 1)

@@ -1,0 +1,80 @@
+"""Which kernels exist: a family is one source compiled with one set of definitions, and what its code must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .plans import LINEAR_TILES, KvFormat
+
+SOURCES = Path(__file__).resolve().parent / "cuda"
+HEADERS = ("sm70.cuh", "fp8.cuh", "nvfp4.cuh")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One entry point. `tensor_cores`: its machine code must hold HMMA.884."""
+
+    name: str
+    threads: int
+    tensor_cores: bool = True
+
+
+@dataclass(frozen=True)
+class Family:
+    """One source file with its definitions, its kernels and its contract in words."""
+
+    name: str
+    source: str
+    contract: str
+    kernels: tuple[Kernel, ...]
+    defines: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The source file."""
+        return SOURCES / self.source
+
+
+def _decode(kv_format: KvFormat) -> Family:
+    defines = [f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}"]
+    if kv_format is KvFormat.F16:
+        defines.append("-DFORMAT_F16=1")
+    return Family(
+        f"attention_decode_{kv_format}",
+        "attention_decode.cu",
+        f"one query token per sequence, {kv_format.upper()} pages of a multiple of 16 tokens, D 64/128/256, "
+        "1..16 query heads per KV head, optional sliding window, FP32 state, one launch",
+        tuple(Kernel(f"decode_{kv_format}_d{d}_r{r}", 256) for d in (64, 128, 256) for r in (1, 2)),
+        tuple(defines),
+    )
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "kv_cache",
+        "kv_cache.cu",
+        "writes new tokens into pages (E4M3, E5M2 saturating to nearest even; FP16), slot < 0 ignored; "
+        "codecs on arrays",
+        (
+            *(Kernel(f"kv_write_{f}", 128, tensor_cores=False) for f in KvFormat),
+            *(Kernel(f"{d}_{f}", 256, tensor_cores=False) for d in ("decode", "encode") for f in ("e4m3", "e5m2")),
+        ),
+    ),
+    *(_decode(kv_format) for kv_format in KvFormat),
+    Family(
+        "nvfp4_linear",
+        "nvfp4_linear.cu",
+        "NVFP4 weights (E2M1, E4M3 scale per 16, FP32 global) x FP16 activations, M 1..64, K % 64 = 0, N % 8 = 0, "
+        "FP32 accumulation, K split over warps and added in order",
+        tuple(
+            Kernel(tile.kernel, tile.warps * 32)
+            for tile in dict.fromkeys(tile for _, *pair in LINEAR_TILES for tile in pair)
+        ),
+    ),
+)
+
+
+def family(name: str) -> Family:
+    """The family of that name; raises `KeyError`."""
+    return {x.name: x for x in FAMILIES}[name]

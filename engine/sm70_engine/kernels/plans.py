@@ -1,0 +1,324 @@
+"""From a problem to a launch: which kernel, which grid, how much shared memory and workspace.
+
+Pure functions. The structures mirror the argument structures of the CUDA sources field by field; pointers are plain
+integers, so that a device, the emulator and a test can hold the memory in their own way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .errors import KernelError
+
+V100_SMS = 80
+SHARED_LIMIT = 96 * 1024
+
+
+class KvFormat(StrEnum):
+    """How K and V are stored. The value is the suffix in kernel names."""
+
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+    F16 = "f16"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per element."""
+        return 2 if self is KvFormat.F16 else 1
+
+    @property
+    def read_scale(self) -> float:
+        """What attention multiplies by, because its cheap reading of E4M3 yields value * 2^-8."""
+        return 256.0 if self is KvFormat.E4M3 else 1.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `arguments` are ctypes values in the order of the kernel's parameters."""
+
+    family: str
+    kernel: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Where a token's K and V of a head lie: strides in bytes, `value_offset` from K to V."""
+
+    format: KvFormat
+    page: int
+    heads: int
+    dim: int
+    block_stride: int
+    value_offset: int
+    token_stride: int
+    head_stride: int
+
+    @classmethod
+    def split(cls, kv_format: KvFormat, page: int, heads: int, dim: int, spread: int = 1) -> CacheLayout:
+        """[block, 2, page, head, D]. `spread` > 1: a timing build's stretched memory."""
+        token = heads * dim * kv_format.bytes * spread
+        return cls(kv_format, page, heads, dim, 2 * page * token, page * token, token, dim * kv_format.bytes * spread)
+
+    @classmethod
+    def packed(cls, kv_format: KvFormat, page: int, heads: int, dim: int) -> CacheLayout:
+        """[block, head, page, 2 * D]: a token's K and V side by side."""
+        row = dim * kv_format.bytes
+        return cls(kv_format, page, heads, dim, heads * page * 2 * row, row, 2 * row, page * 2 * row)
+
+    def check(self) -> None:
+        """Raises `KernelError` when the kernels cannot read this layout."""
+        _require(self.page > 0 and self.page % 16 == 0, f"a page must hold a multiple of 16 tokens, not {self.page}")
+        _require(self.dim in (64, 128, 256), f"the head dimension must be 64, 128 or 256, not {self.dim}")
+        for name in ("block_stride", "value_offset", "token_stride", "head_stride"):
+            value = getattr(self, name)
+            _require(value % 16 == 0, f"{name} must be a multiple of 16 bytes, not {value}")
+            _require(0 < value < 2**31, f"{name} must lie between 0 and 2 GiB, not {value}")
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise KernelError(text)
+
+
+class WriteArgs(ctypes.Structure):
+    """`WriteArgs` of kv_cache.cu."""
+
+    _fields_ = [
+        ("key", ctypes.c_void_p), ("value", ctypes.c_void_p), ("slots", ctypes.c_void_p), ("cache", ctypes.c_void_p),
+        ("key_stride", ctypes.c_int), ("value_stride", ctypes.c_int), ("heads", ctypes.c_int), ("dim", ctypes.c_int),
+        ("page", ctypes.c_int), ("block_stride", ctypes.c_int), ("value_offset", ctypes.c_int),
+        ("token_stride", ctypes.c_int), ("head_stride", ctypes.c_int),
+        ("key_inverse", ctypes.c_float), ("value_inverse", ctypes.c_float),
+    ]  # fmt: skip
+
+
+def kv_write(
+    layout: CacheLayout,
+    *,
+    tokens: int,
+    key: int,
+    value: int,
+    slots: int,
+    cache: int,
+    key_stride: int,
+    value_stride: int,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> Launch:
+    """Writes `tokens` new tokens; a negative slot leaves its token out. Strides are halves from token to token.
+
+    What is stored is value / scale. Raises `KernelError` outside the contract.
+    """
+    layout.check()
+    _require(key_stride % 8 == 0 and value_stride % 8 == 0, "tokens of K and V must be a multiple of 8 halves apart")
+    _require(tokens >= 1, "there must be a token to write")
+    if layout.format is KvFormat.F16:
+        _require(key_scale == 1.0 and value_scale == 1.0, "FP16 storage has no scale: K and V scales must be 1")
+    _require(key_scale > 0 and value_scale > 0, f"scales must be positive, not {key_scale} and {value_scale}")
+    arguments = WriteArgs(
+        key, value, slots, cache, key_stride, value_stride, layout.heads, layout.dim, layout.page, layout.block_stride,
+        layout.value_offset, layout.token_stride, layout.head_stride, 1.0 / key_scale, 1.0 / value_scale,
+    )  # fmt: skip
+    return Launch("kv_cache", f"kv_write_{layout.format}", (tokens, 1, 1), 128, 0, (arguments,))
+
+
+def kv_convert(direction: str, kv_format: KvFormat, *, source: int, target: int, count: int) -> Launch:
+    """`encode` halves to codes or `decode` codes to halves, element by element."""
+    _require(kv_format is not KvFormat.F16, "FP16 needs no codec")
+    arguments: tuple[Any, ...] = (ctypes.c_void_p(source), ctypes.c_void_p(target), ctypes.c_int(count))
+    if direction == "encode":
+        arguments = (*arguments, ctypes.c_float(1.0))
+    return Launch("kv_cache", f"{direction}_{kv_format}", (-(-count // 256), 1, 1), 256, 0, arguments)
+
+
+class AttentionArgs(ctypes.Structure):
+    """`AttentionArgs` of attention_decode.cu."""
+
+    _fields_ = [
+        ("q", ctypes.c_void_p), ("out", ctypes.c_void_p), ("cache", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p), ("stats", ctypes.c_void_p), ("tickets", ctypes.c_void_p),
+        ("page", ctypes.c_int), ("table_stride", ctypes.c_int), ("block_stride", ctypes.c_int),
+        ("value_offset", ctypes.c_int), ("token_stride", ctypes.c_int), ("head_stride", ctypes.c_int),
+        ("q_stride", ctypes.c_int), ("out_stride", ctypes.c_int), ("group", ctypes.c_int), ("window", ctypes.c_int),
+        ("score_scale", ctypes.c_float), ("out_scale", ctypes.c_float),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """One token per sequence. `sequences` is the batch with its padded rows."""
+
+    layout: CacheLayout
+    sequences: int
+    group: int
+    splits: int
+    window: int = 0
+
+    GROUPS = 16
+    WARPS = 8
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 8 query heads that share one read of K and V."""
+        return 1 if self.group <= 8 else 2
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return f"decode_{self.layout.format}_d{self.layout.dim}_r{self.row_tiles}"
+
+    @property
+    def partial_floats(self) -> int:
+        """FP32 elements of the partial sums' workspace."""
+        slots = self.sequences * self.layout.heads * (self.splits + self.GROUPS)
+        return slots * self.row_tiles * 8 * self.layout.dim
+
+    @property
+    def stats_floats(self) -> int:
+        """FP32 elements of the workspace for maxima and sums."""
+        return self.sequences * self.layout.heads * (self.splits + self.GROUPS) * self.row_tiles * 16
+
+    @property
+    def tickets(self) -> int:
+        """32-bit counters; zero before the first launch, and every launch leaves them zero."""
+        return self.sequences * self.layout.heads * (1 + self.GROUPS)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        rows, dim = self.row_tiles * 8, self.layout.dim
+        q = rows * dim * 2 if self.row_tiles * dim > 256 or dim == 128 else 0
+        tiles = min(4, self.row_tiles * dim // 32)
+        return q + self.WARPS * tiles * 1024 + (3 * 16 * rows + rows + 1) * 4
+
+    def launch(
+        self,
+        *,
+        q: int,
+        out: int,
+        cache: int,
+        block_table: int,
+        lengths: int,
+        partial: int,
+        stats: int,
+        tickets: int,
+        table_stride: int,
+        q_stride: int,
+        out_stride: int,
+        softmax_scale: float,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+    ) -> Launch:
+        """The launch. `*_stride` are halves from token to token, `table_stride` entries from sequence to sequence."""
+        layout, read = self.layout, self.layout.format.read_scale
+        layout.check()
+        _require(1 <= self.group <= 16, f"1 to 16 query heads may share a KV head, not {self.group}")
+        _require(1 <= self.splits <= 256, f"there must be 1 to 256 splits, not {self.splits}")
+        _require(self.sequences >= 1, "there must be a sequence")
+        _require(self.window >= 0, f"the window must not be negative: {self.window}")
+        _require(q_stride % 8 == 0, f"tokens of Q must be a multiple of 8 halves apart, not {q_stride}")
+        arguments = AttentionArgs(
+            q, out, cache, block_table, lengths, partial, stats, tickets, layout.page, table_stride,
+            layout.block_stride, layout.value_offset, layout.token_stride, layout.head_stride, q_stride, out_stride,
+            self.group, self.window, softmax_scale * math.log2(math.e) * key_scale * read, value_scale * read,
+        )  # fmt: skip
+        grid = (self.splits, layout.heads, self.sequences)
+        family = f"attention_decode_{layout.format}"
+        return Launch(family, self.kernel, grid, self.WARPS * 32, self.shared_bytes, (arguments,))
+
+
+def decode_splits(layout: CacheLayout, sequences: int, group: int, sms: int = V100_SMS) -> int:
+    """CTAs per sequence and KV head that fill the card once: two per SM where registers allow, else one."""
+    per_sm = 2 if layout.dim <= 128 and group <= 8 else 1
+    return max(1, min(256, round(sms * per_sm / (sequences * layout.heads))))
+
+
+class LinearArgs(ctypes.Structure):
+    """`LinearArgs` of nvfp4_linear.cu."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p), ("a", ctypes.c_void_p), ("out", ctypes.c_void_p), ("scale", ctypes.c_float),
+        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int),
+        ("a_stride", ctypes.c_int), ("out_stride", ctypes.c_int),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LinearTile:
+    """A variant of the NVFP4 linear: row tiles of 8, column tiles of 32 per warp, column warps, K-slice warps."""
+
+    rows: int
+    columns: int
+    column_warps: int
+    k_warps: int
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return f"linear_{self.rows}_{self.columns}_{self.column_warps}_{self.k_warps}"
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return self.column_warps * self.k_warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: staged activations, later the partial sums."""
+        tiles = self.rows * self.columns
+        while tiles * self.warps > 32:
+            tiles //= 2
+        return max(tiles * self.warps * 1024, self.k_warps * 2 * self.rows * 1152)
+
+
+# The widest M of each, and from which N a shape with fewer K slices pays (enough CTAs to fill the card).
+LINEAR_TILES: tuple[tuple[int, LinearTile, LinearTile], ...] = (
+    (8, LinearTile(1, 1, 2, 8), LinearTile(1, 1, 2, 8)),
+    (16, LinearTile(2, 1, 2, 8), LinearTile(2, 1, 4, 4)),
+    (32, LinearTile(4, 2, 1, 8), LinearTile(4, 1, 4, 4)),
+    (64, LinearTile(8, 1, 2, 4), LinearTile(8, 2, 4, 2)),
+)
+_WIDE_N = {8: 1 << 30, 16: 8192, 32: 8192, 64: 65536}
+
+
+def linear_tile(m: int, n: int) -> LinearTile:
+    """The variant for M rows and N columns. Raises `KernelError` for M outside 1..64."""
+    for most, narrow, wide in LINEAR_TILES:
+        if 1 <= m <= most:
+            return wide if n >= _WIDE_N[most] else narrow
+    raise KernelError(f"the NVFP4 linear takes 1 to 64 rows, not {m}")
+
+
+def linear(
+    *,
+    m: int,
+    n: int,
+    k: int,
+    weight: int,
+    a: int,
+    out: int,
+    scale: float,
+    a_stride: int,
+    out_stride: int,
+    tile: LinearTile | None = None,
+) -> Launch:
+    """out[m, n] = scale * a[m, k] x weight[n, k]^T; `n` counts logical columns. Strides are halves from row to row."""
+    _require(k >= 64 and k % 64 == 0, f"K must be a multiple of 64, not {k}")
+    _require(n >= 8 and n % 8 == 0, f"N must be a multiple of 8, not {n}")
+    _require(a_stride >= k and a_stride % 8 == 0, f"rows of A must be a multiple of 8 halves apart, not {a_stride}")
+    _require(out_stride >= n and out_stride % 2 == 0, f"rows of the output must be an even number apart: {out_stride}")
+    chosen = tile or linear_tile(m, n)
+    _require(1 <= m <= chosen.rows * 8, f"{chosen.kernel} takes 1 to {chosen.rows * 8} rows, not {m}")
+    tiles = -(-n // 32)
+    grid = (-(-tiles // (chosen.column_warps * chosen.columns)), 1, 1)
+    arguments = LinearArgs(weight, a, out, scale, m, n, k, a_stride, out_stride)
+    return Launch("nvfp4_linear", chosen.kernel, grid, chosen.warps * 32, chosen.shared_bytes, (arguments,))

@@ -1,0 +1,59 @@
+"""The packed NVFP4 layout: same weights, same number of bytes, bad checkpoints refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sm70_engine.kernels import repack
+from sm70_engine.kernels.errors import KernelError
+
+CODES, SCALES = np.zeros((32, 64), np.uint8), np.zeros((32, 8), np.uint8)
+
+
+def unpack(words: NDArray[np.uint32], n: int, k: int) -> NDArray[np.float64]:
+    """Reads the layout as cuda/nvfp4.cuh describes it, weight by weight."""
+    magnitude = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    units = words.reshape(-(-n // 32), k // 64, 288)
+    out = np.zeros((n, k))
+    for row in range(n):
+        inside = row % 32
+        lane = (inside >> 3) * 4 + (inside & 3) + ((inside >> 2) & 1) * 16
+        for column in range(k):
+            unit = units[row // 32, column // 64]
+            at = column % 64
+            word = int(unit[at // 32 * 128 + lane * 4 + at % 32 // 8]) >> (16 * (at % 2)) & 0xFFFF
+            pair = at % 8 // 2
+            value = magnitude[word >> (9 - 3 * pair) & 7] * (-1 if word >> (15, 12, 14, 13)[pair] & 1 else 1)
+            scale = int(unit[256 + lane]) >> (8 * (at // 16)) & 0xFF
+            out[row, column] = value * (
+                (1 + scale % 8 / 8) * 2.0 ** (scale // 8 - 7) if scale >= 8 else scale * 2.0**-9
+            )
+    return out
+
+
+@pytest.mark.parametrize(("n", "k"), [(32, 64), (40, 128), (64, 192)])
+def test_every_weight_is_where_the_layout_says(n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (n, k // 16), dtype=np.uint8)
+    words = repack.repack(codes, scales)
+    assert words.size == repack.packed_words(n, k)
+    assert words.nbytes == -(-n // 32) * 32 * k * 9 // 16
+    assert np.array_equal(unpack(words, n, k), repack.dequantize(codes, scales))
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "text"),
+    [
+        (CODES, SCALES[:, :4], "scales of"),
+        (CODES[:, :48], SCALES[:, :6], "multiple of 64"),
+        (CODES[:12], SCALES[:12], "N of 8"),
+        (CODES, SCALES + np.uint8(0x7F), "finite and not negative"),
+        (CODES, SCALES + np.uint8(0x81), "finite and not negative"),
+    ],
+)
+def test_a_bad_checkpoint_is_refused(codes: NDArray[np.uint8], scales: NDArray[np.uint8], text: str) -> None:
+    with pytest.raises(KernelError, match=text):
+        repack.repack(codes, scales)
