@@ -93,3 +93,14 @@ class Settings(BaseModel):
                 for one in error.errors(include_url=False, include_input=False)
             ]
             raise SettingsError("; ".join(lines)) from None
+
+    @classmethod
+    def describe(cls) -> str:
+        """Every variable with its default and its meaning, as a Markdown table."""
+        lines = ["| variable | default | meaning |", "|---|---|---|"]
+        for name, field in cls.model_fields.items():
+            default = field.default if field.default not in ("", ()) else ""
+            lines.append(
+                f"| `{PREFIX}{name.upper()}` | {f'`{default}`' if default != '' else ''} | {field.description or ''} |"
+            )
+        return "\n".join(lines) + "\n"

@@ -32,6 +32,8 @@ class Resource:
     deleting: bool
     spec: Raw
     status: Raw
+    version: str = ""
+    """The resourceVersion, by which a cache that lags behind our own writes is recognised."""
 
     @classmethod
     def parse(cls, raw: Raw) -> Resource:
@@ -43,6 +45,7 @@ class Resource:
             deleting="deletionTimestamp" in metadata,
             spec=raw.get("spec") or {},
             status=raw.get("status") or {},
+            version=metadata.get("resourceVersion", ""),
         )
 
 

@@ -1,0 +1,1 @@
+"""The only room that changes the world: requests to the API server, each idempotent and guarded."""

@@ -1,0 +1,93 @@
+"""Carries out a plan's actions. Each is safe to repeat, and each is refused if it is not ours to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sm70_operator.act.client import ApiError, ApiServer, Raw
+from sm70_operator.api import names
+from sm70_operator.observe.facts import controller_uid, parse_pod
+from sm70_operator.observe.snapshot import Resource
+from sm70_operator.plan.plan import Action, Apply, Delete, Scale
+
+logger = logging.getLogger(__name__)
+
+
+class ObstacleError(Exception):
+    """The action cannot be done as things stand; the message is for the status."""
+
+
+class NotYetError(Exception):
+    """A fresh look shows that the snapshot was too old for this action; look again soon."""
+
+
+class NotLeaderError(Exception):
+    """Somebody else may act now; this process must not."""
+
+
+class Executor:
+    """`may_act` is asked before every request that changes something."""
+
+    def __init__(self, api: ApiServer, may_act: Callable[[], bool]) -> None:
+        self._api = api
+        self._may_act = may_act
+
+    async def run(self, action: Action, resource: Resource) -> None:
+        """Does one thing. Raises ObstacleError, NotYetError, NotLeaderError, or ApiError for what may pass again."""
+        if isinstance(action, Apply | Scale) and action.starts:
+            await self._nothing_else_runs(resource, action.starts)
+        if isinstance(action, Apply) and not action.known:
+            await self._name_is_free(action.manifest, resource)
+        if not self._may_act():
+            raise NotLeaderError("the lease is not held any more")
+        try:
+            await self._send(action, resource.key.namespace)
+        except ApiError as error:
+            self._judge(error, action)
+        else:
+            logger.info("%s: %s", resource.key, action.because)
+
+    async def _send(self, action: Action, namespace: str) -> None:
+        match action:
+            case Apply(manifest=manifest):
+                name = manifest["metadata"]["name"]
+                await self._api.apply(manifest["kind"], namespace, name, manifest, names.FIELD_MANAGER)
+            case Scale(name=name, uid=uid, replicas=replicas):
+                body = {"metadata": {"uid": uid}, "spec": {"replicas": replicas}}
+                await self._api.merge("Deployment", namespace, name, body, names.FIELD_MANAGER)
+            case Delete(name=name, uid=uid):
+                await self._api.delete("Deployment", namespace, name, uid)
+
+    def _judge(self, error: ApiError, action: Action) -> None:
+        gone = error.code == 404 and not isinstance(action, Apply)
+        replaced = error.code == 409
+        if gone or replaced:
+            raise NotYetError(str(error)) from error
+        if error.refused:
+            raise ObstacleError(f"The API server refuses: {error}") from error
+        raise error
+
+    async def _name_is_free(self, manifest: Raw, resource: Resource) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        found = await self._api.get(kind, resource.key.namespace, name)
+        if found is None or controller_uid(found.get("metadata", {})) == resource.uid:
+            return
+        if controller_uid(found.get("metadata", {})):
+            raise NotYetError(f"{kind} {name} of an earlier service is still there")
+        raise ObstacleError(
+            f"A {kind} `{name}` exists in namespace `{resource.key.namespace}` and does not belong to this service."
+        )
+
+    async def _nothing_else_runs(self, resource: Resource, revision: str) -> None:
+        """One set of GPUs: asked of the API server itself, because a cache may lag behind our own last edit."""
+        selector = f"{names.SERVICE_LABEL}={resource.key.name}"
+        namespace = resource.key.namespace
+        for deployment in await self._api.list("Deployment", namespace, labelSelector=selector):
+            labels = deployment["metadata"].get("labels") or {}
+            if labels.get(names.REVISION_LABEL) != revision and deployment["spec"].get("replicas"):
+                raise NotYetError(f"{deployment['metadata']['name']} still runs")
+        for raw in await self._api.list("Pod", namespace, labelSelector=selector):
+            pod = parse_pod(raw)
+            if pod.revision != revision and not pod.ended:
+                raise NotYetError(f"pod {pod.name} still ends")

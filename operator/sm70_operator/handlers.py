@@ -1,0 +1,83 @@
+"""kopf registrations: what is watched, how it is cached, and which service an event wakes. A table of contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from sm70_operator.api import names
+from sm70_operator.observe.facts import parse_node, parse_object, parse_pod
+from sm70_operator.observe.snapshot import Key, Resource
+from sm70_operator.observe.store import Store
+from sm70_operator.settings import Settings
+
+CHILDREN: Mapping[str, tuple[str, str, str]] = {
+    "deployments": ("apps", "v1", "deployments"),
+    "pods": ("", "v1", "pods"),
+    "services": ("", "v1", "services"),
+    "claims": ("", "v1", "persistentvolumeclaims"),
+}
+PLURALS = frozenset({names.PLURAL, "nodes", *(child[-1] for child in CHILDREN.values())})
+OURS = (names.GROUP, names.VERSION, names.PLURAL)
+NODES = ("", "v1", "nodes")
+
+
+def registry(settings: Settings, woken: Callable[[Store, Key], None]) -> kopf.OperatorRegistry:
+    """Everything that kopf has to do for us. `woken` is called for every event, after the first lists are complete."""
+    made = kopf.OperatorRegistry()
+
+    @kopf.index(*OURS, id="resources", registry=made)
+    def resources(body: kopf.Body, **_: Any) -> dict[Key, Resource]:
+        resource = Resource.parse(dict(body))
+        return {resource.key: resource}
+
+    for index, parse in (
+        ("deployments", parse_object),
+        ("pods", parse_pod),
+        ("services", parse_object),
+        ("claims", parse_object),
+    ):
+        kopf.index(*CHILDREN[index], id=index, registry=made)(_indexer(parse))
+        kopf.on.event(*CHILDREN[index], id=f"{index}-event", registry=made)(_child_event(settings, woken))
+
+    if settings.observe_nodes:
+
+        @kopf.index(*NODES, id="nodes", registry=made)
+        def nodes(body: kopf.Body, name: str, **_: Any) -> dict[str, Any]:
+            return {name: parse_node(dict(body))}
+
+    @kopf.on.event(*OURS, id="service-event", registry=made)
+    async def event(name: str, namespace: str | None, **kwargs: Any) -> None:
+        woken(_store(settings, kwargs), Key(namespace or "", name))
+
+    return made
+
+
+def _indexer(parse: Callable[[Mapping[str, Any]], Any]) -> Callable[..., dict[Key, Any]]:
+    def index(body: kopf.Body, labels: Mapping[str, str], namespace: str, **_: Any) -> dict[Key, Any]:
+        service = labels.get(names.SERVICE_LABEL)
+        return {Key(namespace, service): parse(dict(body))} if service else {}
+
+    return index
+
+
+def _child_event(settings: Settings, woken: Callable[[Store, Key], None]) -> Callable[..., Any]:
+    async def event(labels: Mapping[str, str], namespace: str, **kwargs: Any) -> None:
+        service = labels.get(names.SERVICE_LABEL)
+        if service:
+            woken(_store(settings, kwargs), Key(namespace, service))
+
+    return event
+
+
+def _store(settings: Settings, indices: Mapping[str, Any]) -> Store:
+    return Store(
+        resources=indices["resources"],
+        deployments=indices["deployments"],
+        pods=indices["pods"],
+        services=indices["services"],
+        claims=indices["claims"],
+        nodes=indices["nodes"] if settings.observe_nodes else None,
+    )

@@ -1,0 +1,72 @@
+"""The cache: facts by the service that they belong to. Filled by kopf's indices, read when a snapshot is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sm70_operator.api import names
+from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts
+from sm70_operator.observe.snapshot import Key, Resource
+
+
+class Index(Protocol):
+    """What the store needs of a kopf index: values by key, several for one key."""
+
+    def __getitem__(self, key: Any, /) -> Iterable[Any]: ...
+
+    def __contains__(self, key: object, /) -> bool: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+@dataclass(frozen=True)
+class Store:
+    """One consistent cache since one start of the watches. `nodes` None: they are not watched."""
+
+    resources: Index
+    deployments: Index
+    pods: Index
+    services: Index
+    claims: Index
+    nodes: Index | None
+
+    def keys(self) -> list[Key]:
+        """All services."""
+        return sorted(self.resources)
+
+    def resource(self, key: Key) -> Resource | None:
+        found: list[Resource] = _of(self.resources, key)
+        return found[0] if found else None
+
+    def deployments_of(self, key: Key) -> tuple[ObjectFacts, ...]:
+        found: list[ObjectFacts] = _of(self.deployments, key)
+        return tuple(sorted(found, key=lambda child: child.name))
+
+    def pods_of(self, key: Key) -> tuple[PodFacts, ...]:
+        found: list[PodFacts] = _of(self.pods, key)
+        return tuple(sorted(found, key=lambda pod: pod.name))
+
+    def service_of(self, key: Key) -> ObjectFacts | None:
+        """The public Service: of the children with our label the one that has the service's own name."""
+        found: list[ObjectFacts] = _of(self.services, key)
+        return next((child for child in found if child.name == key.name), None)
+
+    def claim_of(self, key: Key) -> ObjectFacts | None:
+        found: list[ObjectFacts] = _of(self.claims, key)
+        return next((child for child in found if child.name == names.compile_cache_name(key.name)), None)
+
+    def all_nodes(self) -> tuple[NodeFacts, ...] | None:
+        if self.nodes is None:
+            return None
+        return tuple(node for name in sorted(self.nodes) for node in self.nodes[name])
+
+    def gpu_holders(self) -> tuple[PodFacts, ...]:
+        """Pods of all services that have a node and GPUs."""
+        every = (pod for key in self.pods for pod in self.pods[key])
+        return tuple(pod for pod in every if pod.node and pod.gpus)
+
+
+def _of(index: Index, key: Key) -> list[Any]:
+    return list(index[key]) if key in index else []

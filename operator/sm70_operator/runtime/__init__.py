@@ -1,0 +1,1 @@
+"""What keeps the operator going: queue, leadership, polls of the engines, health and metrics."""

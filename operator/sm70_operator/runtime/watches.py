@@ -1,0 +1,109 @@
+"""Runs kopf as what it is here: the watches and their caches. They start anew whenever something may be missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+import kopf
+
+from sm70_operator import handlers
+from sm70_operator.api import names
+from sm70_operator.observe.snapshot import Key
+from sm70_operator.observe.store import Store
+from sm70_operator.runtime.health import WatchClock
+from sm70_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Watches:
+    """`woken` is called for every service that an event concerns."""
+
+    def __init__(self, settings: Settings, woken: Callable[[Key], None]) -> None:
+        self._settings = settings
+        self._woken = woken
+        self._stop = asyncio.Event()
+        self._anew = False
+        self.store: Store | None = None
+        """The caches, once all of them are complete."""
+        self.running = False
+        self.clock = WatchClock(handlers.PLURALS)
+        self.clock.relisted = self._relisted
+
+    def stop(self) -> None:
+        """Ends `run` soon."""
+        self._anew = False
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Watches until `stop` or a signal. Raises what kopf cannot live with, for example missing rights."""
+        while True:
+            self._anew = False
+            self._stop = asyncio.Event()
+            self.store = None
+            self.clock.reset()
+            self.running = True
+            try:
+                await kopf.operator(
+                    registry=self._registry(),
+                    settings=self._kopf_settings(),
+                    standalone=True,
+                    clusterwide=not self._settings.namespaces,
+                    namespaces=self._settings.namespaces,
+                    stop_flag=self._stop,
+                )
+            finally:
+                self.running = False
+            if not self._anew:
+                return
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = handlers.registry(self._settings, self._event)
+        kopf.on.login(registry=registry)(self._login)
+        return registry
+
+    def _event(self, store: Store, key: Key) -> None:
+        self.store = store
+        self._woken(key)
+
+    def _relisted(self, path: str) -> None:
+        """kopf does not tell of objects that vanished between two lists, so its caches are not to be trusted now."""
+        if not self._stop.is_set():
+            logger.warning("%s had to be listed again; all watches start anew", path)
+            self._anew = True
+            self.store = None
+            self._stop.set()
+
+    async def _login(self, **kwargs: object) -> kopf.AiohttpSession:
+        """kopf's own credentials, in a session that is traced."""
+        info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)  # type: ignore[arg-type]
+        if info is None:
+            raise kopf.LoginError("there is neither a service account nor a kubeconfig")
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            trace_configs=[self.clock.trace()],
+        )
+        return kopf.AiohttpSession(
+            server=info.server, default_namespace=info.default_namespace, aiohttp_session=session
+        )
+
+    def _kopf_settings(self) -> kopf.OperatorSettings:
+        settings, ours = kopf.OperatorSettings(), self._settings
+        settings.process.ultimate_exiting_timeout = None  # one start of the watches is not the process
+        settings.scanning.disabled = True  # no rights on CRDs and namespaces are needed
+        settings.posting.enabled = False
+        settings.watching.server_timeout = ours.watch_timeout_seconds
+        settings.watching.client_timeout = ours.watch_timeout_seconds + 30
+        settings.watching.connect_timeout = ours.request_timeout_seconds
+        settings.watching.reconnect_backoff = 0.5
+        settings.watching.chunk_size = 500
+        settings.networking.request_timeout = ours.request_timeout_seconds
+        settings.networking.connect_timeout = ours.request_timeout_seconds
+        settings.queueing.worker_limit = None  # fewer workers than objects would never complete the indices
+        for child in handlers.CHILDREN.values():
+            settings.watching.label_selectors[child] = names.SERVICE_LABEL
+        return settings
