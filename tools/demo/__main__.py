@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import images
-
 from demo.report import ConditionWatcher, Report, fail
 from sm70_qualify.client import Endpoint, EndpointError
 from stack import models, operator, services
