@@ -17,6 +17,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")  # the first that is there counts
+COMPRESSED = ("gzip", "zstd")
 MAX_INDEX = 1 << 20  # bytes
 
 
@@ -27,28 +28,51 @@ class Archive:
     path: Path
     digest: str
     names: tuple[str, ...]
-    size: int
+    size: int  # bytes
+    compressed: bool = False
+
+    @property
+    def unpacking(self) -> int:
+        """The bytes of disk that it takes while it is unpacked: the packed layers, and a guess of what is in them."""
+        return self.size * (4 if self.compressed else 2)
 
 
 def read_archive(path: Path) -> Archive:
-    """Reads an archive's index, not its layers. Raises ClusterError if it has none."""
+    """Reads an archive's index and manifests, not its layers. Raises ClusterError if it has none."""
     advice = "write it with `buildah push IMAGE oci-archive:FILE:NAME` or `docker buildx build --output type=oci`"
     try:
         with tarfile.open(path) as tar:
-            index = next((member for member in tar if member.name.removeprefix("./") == "index.json"), None)
-            file = tar.extractfile(index) if index is not None and index.size <= MAX_INDEX else None
-            data = file.read() if file is not None else None
-    except (OSError, tarfile.TarError) as error:
+            members = {member.name.removeprefix("./"): member for member in tar}
+            data = _read(tar, members, "index.json")
+            manifests = json.loads(data)["manifests"] if data is not None else []
+            compressed = any(
+                layer["mediaType"].endswith(COMPRESSED)
+                for manifest in manifests
+                for layer in json.loads(_read(tar, members, _blob(manifest)) or b"{}").get("layers", [])
+            )
+    except (OSError, tarfile.TarError, ValueError, LookupError) as error:
         raise ClusterError(f"{path} must be an OCI image archive, but cannot be read: {error}; {advice}") from None
     if data is None:
         raise ClusterError(f"{path} must be an OCI image archive, but has no index.json; {advice}")
-    names = []
-    for manifest in json.loads(data).get("manifests", []):
+    names = set()
+    for manifest in manifests:
         annotations = manifest.get("annotations", {})
-        names += [annotations[key] for key in NAMES if key in annotations][:1]
+        names.update([annotations[key] for key in NAMES if key in annotations][:1])
     if not names:
         raise ClusterError(f"{path} must name its image in index.json, but does not; {advice}")
-    return Archive(path, f"sha256:{hashlib.sha256(data).hexdigest()}", tuple(sorted(set(names))), path.stat().st_size)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return Archive(path, digest, tuple(sorted(names)), path.stat().st_size, compressed)
+
+
+def _read(tar: tarfile.TarFile, members: Mapping[str, tarfile.TarInfo], name: str) -> bytes | None:
+    """A small file of the archive; None if it is not there, or not small."""
+    member = members.get(name)
+    file = tar.extractfile(member) if member is not None and member.size <= MAX_INDEX else None
+    return file.read() if file is not None else None
+
+
+def _blob(descriptor: Mapping[str, Any]) -> str:
+    return "blobs/" + str(descriptor["digest"]).replace(":", "/")
 
 
 def write_image(archive: Path, name: str, layers: Sequence[Path], config: Mapping[str, Any]) -> None:

@@ -26,7 +26,6 @@ COMMANDS = {  # by the Debian package that has it
 }
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "blkio", "freezer")  # of cgroup v1
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/kmsg")  # the kubelet reads the kernel's log
-UNPACKING = 3.0  # disk that one byte of archive takes at most while it is unpacked
 RESERVE = 0.5  # GB that must stay free for logs, volumes and container layers
 
 
@@ -137,7 +136,7 @@ def budget(cache: Path, new_archives: Sequence[Archive]) -> list[Need]:
         caches = {"mod": Need("Go's module cache", 1.6), "build": Need("Go's build cache", 5.5)}
         needs += [need for folder, need in caches.items() if not (cache / "go" / folder).exists()]
     if new_archives:
-        needs.append(Need("images", UNPACKING * sum(archive.size for archive in new_archives) / 1e9))
+        needs.append(Need("images", sum(archive.unpacking for archive in new_archives) / 1e9))
     return [*needs, Need("reserve", RESERVE)] if needs else []
 
 

@@ -227,7 +227,7 @@ def test_the_budget_has_what_is_missing_only(tmp_path: Path) -> None:
     archive = Archive(Path("a.tar"), "sha256:a", ("a",), 2_000_000_000)
     cold = {need.what: need.gigabytes for need in preflight.budget(tmp_path, [archive])}
     assert set(cold) == {"programs", "Go's module cache", "Go's build cache", "images", "reserve"}
-    assert cold["images"] == pytest.approx(6.0)
+    assert cold["images"] == pytest.approx(4.0)
     (tmp_path / "go" / "build").mkdir(parents=True)
     assert "Go's build cache" not in {need.what for need in preflight.budget(tmp_path, [])}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tarfile
 from pathlib import Path
@@ -54,6 +55,19 @@ def test_an_archive_is_known_by_its_content_not_by_its_file(tmp_path: Path, laye
     assert read_archive(first).digest == read_archive(again).digest != read_archive(other).digest
     assert read_archive(first).names == ("test/app:1",)
     assert read_archive(first).size == first.stat().st_size
+
+
+def test_packed_layers_are_expected_to_take_more_disk(tmp_path: Path, layer: Path) -> None:
+    archive, packed = tmp_path / "image.tar", tmp_path / "packed.tar"
+    write_image(archive, "test/app:1", [layer], {})
+    with tarfile.open(packed, "w") as tar:
+        for name, data in blobs(archive).items():
+            changed = data.replace(b"layer.v1.tar", b"layer.v1.tar+gzip")
+            info = tarfile.TarInfo(name)
+            info.size = len(changed)
+            tar.addfile(info, io.BytesIO(changed))
+    assert read_archive(archive).unpacking == 2 * archive.stat().st_size
+    assert read_archive(packed).unpacking == 4 * packed.stat().st_size
 
 
 def test_a_program_becomes_an_image_with_links(tmp_path: Path) -> None:
