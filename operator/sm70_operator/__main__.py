@@ -237,7 +237,10 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"sm70-operator: {error}")
     set_up_logging(settings)
-    sys.exit(asyncio.run(serve(settings)))
+    try:
+        sys.exit(asyncio.run(serve(settings)))
+    except OSError as error:
+        sys.exit(f"sm70-operator: {error}")
 
 
 if __name__ == "__main__":

@@ -44,17 +44,18 @@ Rules = Mapping[str, Iterable[Rule]]
 """Rules by the name of the model they belong to, or by `Model.field` for the items of a list or map."""
 
 
-def structural_schema(model: type[BaseModel], rules: Rules) -> dict[str, Any]:
-    """The OpenAPI v3 schema of a model. Raises SchemaError."""
+def structural_schema(model: type[BaseModel], rules: Rules, enums: bool = True) -> dict[str, Any]:
+    """The OpenAPI v3 schema of a model. Without `enums` a set of words becomes any word. Raises SchemaError."""
     document = model.model_json_schema(by_alias=True, mode="validation")
-    converter = _Converter(document.get("$defs", {}), rules)
+    converter = _Converter(document.get("$defs", {}), rules, enums)
     return converter.object(document, model.__name__, model.__name__)
 
 
 class _Converter:
-    def __init__(self, definitions: Mapping[str, Any], rules: Rules) -> None:
+    def __init__(self, definitions: Mapping[str, Any], rules: Rules, enums: bool) -> None:
         self._definitions = definitions
         self._rules = rules
+        self._enums = enums
 
     def convert(self, schema: Mapping[str, Any], path: str, owner: str = "") -> dict[str, Any]:
         """`path` names the field in errors; `owner` is `Model.field`, by which rules of items are found."""
@@ -134,10 +135,11 @@ class _Converter:
 
     def _string(self, schema: Mapping[str, Any], path: str) -> dict[str, Any]:
         result: dict[str, Any] = {"type": "string"}
-        if "const" in schema:
-            result["enum"] = [schema["const"]]
-        elif "enum" in schema:
-            result["enum"] = list(schema["enum"])
+        words = [schema["const"]] if "const" in schema else schema.get("enum")
+        if words is not None and self._enums:
+            result["enum"] = list(words)
+        elif words is not None:
+            result["maxLength"] = DEFAULT_MAX_LENGTH
         else:
             result |= {key: schema[key] for key in _COPIED if key in schema}
             if "format" not in schema:

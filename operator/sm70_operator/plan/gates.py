@@ -21,6 +21,7 @@ _STATES = {
     engine.PathState.DISABLED: PathState.DISABLED,
     engine.PathState.NOT_APPLICABLE: PathState.NOT_APPLICABLE,
 }
+_SILENT = Finding.unknown(message="No replica reports yet.")
 _BADNESS = (PathState.DISABLED, PathState.UNKNOWN, PathState.NOT_APPLICABLE, PathState.ENABLED)
 
 
@@ -46,7 +47,7 @@ def judge_reports(
         ConditionType.ACCELERATION_COMPLETE: worst(
             serving, lambda pod: _acceleration(answers.get(pod.uid, EngineAnswer()), expectation), missing
         ),
-        ConditionType.ROUTES_HEALTHY: _routes_finding(merge_routes(reports)) if reports else Finding.unknown(),
+        ConditionType.ROUTES_HEALTHY: _routes_finding(merge_routes(reports)) if reports else _SILENT,
         ConditionType.CACHE_WARM: worst(serving, lambda pod: _cache(answers.get(pod.uid, EngineAnswer())), missing),
     }
 

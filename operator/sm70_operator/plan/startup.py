@@ -39,6 +39,8 @@ _PULL_PROBLEMS = frozenset(
     | {"RegistryUnavailable", "SignatureValidationFailed"}
 )
 _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
+_SOURCE_PORT = re.compile(r":\d{4,5}->")
+"""Differs at every try, and would make every try a change of the status."""
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": [A-Za-z]+: ')
 
 
@@ -132,17 +134,16 @@ def _not_created(pod: PodFacts, container: ContainerFacts | None, views: Views) 
     reason = container.waiting_reason if container is not None else ""
     message = container.waiting_message if container is not None else ""
     if reason in _PULL_PROBLEMS:
-        return _false(
-            Reason.PULLING_IMAGE, f"Node `{pod.node}` cannot pull the image: {_BACK_OFF.sub('', message) or reason}"
-        )
+        words = _SOURCE_PORT.sub("->", _BACK_OFF.sub("", message)) or reason
+        return _false(Reason.PULLING_IMAGE, f"Node `{pod.node}` cannot pull the image: {words}")
     if reason not in _CREATING:
         return _false(
             Reason.CONTAINER_REFUSED, f"Node `{pod.node}` cannot create the container: {reason}: {message or reason}"
         )
-    words = views.words.get(pod.uid)
-    if words is not None and words.reason.startswith("Failed"):
-        return _false(Reason.CONTAINER_REFUSED, f"Node `{pod.node}` says {words.reason}: {words.message}")
-    if words is not None and words.reason == "Pulling":
+    told = views.words.get(pod.uid)
+    if told is not None and told.reason.startswith("Failed"):
+        return _false(Reason.CONTAINER_REFUSED, f"Node `{pod.node}` says {told.reason}: {told.message}")
+    if told is not None and told.reason == "Pulling":
         return Finding.false(Reason.PULLING_IMAGE, f"Node `{pod.node}` pulls the image.")
     return Finding.false(Reason.CONTAINER_CREATING, f"Node `{pod.node}` prepares the container of `{pod.name}`.")
 
