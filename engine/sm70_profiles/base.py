@@ -43,3 +43,9 @@ def quantity_bytes(quantity: str) -> int:
     if not digits.isdecimal() or unit not in QUANTITY_UNITS:
         raise ValueError(f"`{quantity}` is not a quantity of bytes such as `16Gi`")
     return int(digits) * QUANTITY_UNITS[unit]
+
+
+def printable(text: str, limit: int = 1024) -> str:
+    """Text from outside made safe to show: control characters out, length bounded."""
+    clean = "".join(character if character.isprintable() else " " for character in text[: 4 * limit])
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

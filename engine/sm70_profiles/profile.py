@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from sm70_profiles.base import Document, ProfileName, Quantity, Token
-from sm70_profiles.spec import Interconnect, Overrides
+from sm70_profiles.facts import ComputeCapability, EngineFlavour, Interconnect, KvGroups, ModelFacts
+from sm70_profiles.settings import Overrides
+
+__all__ = [
+    "UNKNOWN",
+    "Checkpoint",
+    "DraftRequirement",
+    "Engine",
+    "EngineFlavour",
+    "Hardware",
+    "HubRevision",
+    "Limits",
+    "Measurement",
+    "Profile",
+    "Resources",
+    "Tier",
+    "Variant",
+]
+
+UNKNOWN = "unknown"
+"""A value that no source gives. A check against it says `unverified`, never that it passed."""
+
+Revision = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|unknown)$")]
+Checksum = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64}|unknown)$")]
+FileName = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$"
+    ),
+]
+Repository = Annotated[
+    str,
+    StringConstraints(min_length=3, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"),
+]
+Sentence = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 
 
 class Tier(StrEnum):
@@ -18,13 +52,6 @@ class Tier(StrEnum):
     NEWER = "Newer"
     RESEARCH = "Research"
     REFERENCE = "Reference"
-
-
-class EngineFlavour(StrEnum):
-    """Which build of the engine serves the profile."""
-
-    SM70 = "sm70"
-    CPU = "cpu"
 
 
 class Engine(Document):
@@ -38,14 +65,36 @@ class Hardware(Document):
     products: tuple[Token, ...] = Field(default=(), max_length=16)
     min_memory: Quantity | None = None
     interconnect: Interconnect = Interconnect.ANY
-    compute_capability: Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]$")] | None = None
+    compute_capability: ComputeCapability | None = None
+    min_compute_capability: ComputeCapability | None = Field(
+        default=None, description="The least that serves at all; without it exactly `computeCapability` is demanded."
+    )
+
+
+class HubRevision(Document):
+    """One repository of a model hub at one commit. Commit ids of different hubs are unrelated."""
+
+    repo: Repository
+    revision: Revision = UNKNOWN
+
+
+class Checkpoint(Document):
+    """A pinned checkpoint. What no source gives is `unknown`; `sm70-profiles pin` fills checksums from files."""
+
+    hugging_face: HubRevision | None = None
+    model_scope: HubRevision | None = None
+    sha256: dict[FileName, Checksum] = Field(default_factory=dict, max_length=64)
+    download_bytes: int | None = Field(default=None, ge=0, le=1 << 44, description="About how much is downloaded.")
 
 
 class DraftRequirement(Document):
-    """What the recipe demands of a draft model."""
+    """What the recipe demands of a draft model, and which one it was made with."""
 
     required: bool = False
     architectures: tuple[Token, ...] = Field(default=(), max_length=8)
+    checkpoint: Checkpoint | None = None
+    shape: ModelFacts | None = Field(default=None, description="The draft that the recipe is qualified with.")
+    tokens: int | None = Field(default=None, ge=1, le=31, description="Draft tokens of the qualified verifier.")
 
 
 class Resources(Document):
@@ -55,6 +104,35 @@ class Resources(Document):
     memory_request: Quantity = "16Gi"
     memory_limit: Quantity = "64Gi"
     shared_memory: Quantity = "8Gi"
+
+
+class Variant(Document):
+    """Settings that replace the recipe's when more draft tokens than the threshold are verified."""
+
+    draft_tokens_above: int = Field(ge=0, le=31)
+    settings: Overrides
+
+
+class Limits(Document):
+    """Bounds that were measured rather than derived; None was not measured."""
+
+    max_model_len: int | None = Field(default=None, ge=1, le=4_194_304, description="Longest context seen to fit.")
+    max_num_seqs: int | None = Field(default=None, ge=1, le=4096, description="Most sequences seen to survive.")
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
+    max_capture_size: int | None = Field(default=None, ge=1, le=4096)
+    draft_bytes: int | None = Field(default=None, ge=0, le=1 << 40, description="Largest draft sized for.")
+    draft_tokens_above: int | None = Field(
+        default=None, ge=0, le=31, description="`maxModelLen` holds only for more draft tokens than this."
+    )
+
+
+class Measurement(Document):
+    """One published or own figure with the contract under which it holds."""
+
+    what: Sentence
+    value: Sentence
+    contract: Sentence
+    source: Sentence
 
 
 class Profile(Document):
@@ -68,7 +146,26 @@ class Profile(Document):
     engine: Engine
     hardware: Hardware
     model_architectures: tuple[Token, ...] = Field(default=(), max_length=16)
+    model_shape: ModelFacts | None = Field(default=None, description="The model that the recipe is qualified with.")
+    model_checkpoint: Checkpoint | None = None
+    served_name: Token | None = None
     draft: DraftRequirement = DraftRequirement()
     settings: Overrides
+    variants: tuple[Variant, ...] = Field(default=(), max_length=4)
+    limits: Limits = Limits()
+    kv_groups: KvGroups | None = Field(
+        default=None, description="How the engine of the recipe's figures groups layers; default: the serving engine's."
+    )
     resources: Resources = Resources()
     expected_acceleration: tuple[Token, ...] = Field(default=(), max_length=64)
+    gates: tuple[Sentence, ...] = Field(default=(), max_length=32, description="What must be shown before production.")
+    unknown: tuple[Sentence, ...] = Field(default=(), max_length=32, description="What no source says.")
+    measured: tuple[Measurement, ...] = Field(default=(), max_length=32)
+    sources: tuple[Sentence, ...] = Field(default=(), max_length=16)
+
+    @model_validator(mode="after")
+    def _expects_each_path_once(self) -> Self:
+        twice = sorted({name for name in self.expected_acceleration if self.expected_acceleration.count(name) > 1})
+        if twice:
+            raise ValueError(f"`expectedAcceleration` must name each path once, found `{'`, `'.join(twice)}` again")
+        return self

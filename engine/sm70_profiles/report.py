@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
 from sm70_profiles.base import Document
+from sm70_profiles.base import printable as printable
 from sm70_profiles.routes import Stage
 
 SCHEMA_VERSION = 1
@@ -109,6 +110,17 @@ class CompileCacheReport(ReportPart):
     message: Text = ""
 
 
+class SettledValue(ReportPart):
+    """A value that the engine changed: the rules judge the requested one, and this says what it runs with."""
+
+    field: Word
+    requested: Word
+    settled: Word
+    view: Word
+    """Whose view it is: `worker 0`, or `prediction` before anything runs."""
+    message: Text = ""
+
+
 class AccelerationReport(ReportPart):
     """`GET /v1/sm70/acceleration`."""
 
@@ -124,6 +136,7 @@ class AccelerationReport(ReportPart):
     routes: tuple[RouteCount, ...] = Field(default=(), max_length=1024)
     worker_facts: dict[Word, Word | int | None] = Field(default_factory=dict, max_length=64)
     """Facts that only a worker knows (the real block sizes), by RPC; the view is the worker's of rank 0."""
+    settled: tuple[SettledValue, ...] = Field(default=(), max_length=64)
     observed_at: Word
 
 
@@ -144,9 +157,3 @@ def parse_report(data: bytes) -> AccelerationReport:
     if report.schema_version != SCHEMA_VERSION:
         raise ReportError(f"the report's schemaVersion must be {SCHEMA_VERSION}, found {report.schema_version}")
     return report
-
-
-def printable(text: str, limit: int = 1024) -> str:
-    """Text from outside made safe to show: control characters out, length bounded."""
-    clean = "".join(character if character.isprintable() else " " for character in text[: 4 * limit])
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -1,27 +1,82 @@
 """The resolver: profile + overrides + facts -> the server's command line, or every reason why there is none.
 
 Pure and deterministic: the operator calls it at admission, the engine in the pod and the CLI on a laptop, and all three
-get the same words.
+get the same words. The steps are `merge`, `ADJUSTMENTS`, `CHECKS`, rendering, `judge_paths` and the memory model; this
+module only puts them in order and writes down who decided each value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from sm70_profiles import advice, checks
+from sm70_profiles.adjustments import ADJUSTMENTS
 from sm70_profiles.base import AbsolutePath, Document, ProfileName, Token, quantity_bytes
-from sm70_profiles.identity import canonical_json, digest
+from sm70_profiles.engines import engine_table
+from sm70_profiles.facts import EngineFacts, Facts, GpuFacts, HostFacts, ModelFacts
+from sm70_profiles.flags import (
+    FLAGS,
+    OWNED_ELSEWHERE,
+    OWNED_FLAGS,
+    SERVER_ENVIRONMENT,
+    DraftChoice,
+    Flag,
+    path_of,
+    render,
+)
+from sm70_profiles.identity import CompileCacheIdentity, digest, driver_branch, stable_arguments
+from sm70_profiles.memory import MemoryBudget, Pool, budget, gpu_models, pool
+from sm70_profiles.plan import Plan
 from sm70_profiles.profile import EngineFlavour, Profile, Resources
-from sm70_profiles.reasons import Refusal, RefusalCode
-from sm70_profiles.report import PathReport
+from sm70_profiles.reasons import Notice, Refusal
+from sm70_profiles.report import PathReport, SettledValue
 from sm70_profiles.rules import Capabilities, judge_paths
-from sm70_profiles.spec import Acceleration, GpuRequest, Interconnect, Overrides, Speculation, SpeculationMethod
+from sm70_profiles.settings import StateDtype, merge, mergeable
+from sm70_profiles.spec import Acceleration, GpuRequest, Interconnect, Overrides
+
+__all__ = [
+    "FLAGS",
+    "OWNED_ELSEWHERE",
+    "OWNED_FLAGS",
+    "SERVER_ENVIRONMENT",
+    "Argument",
+    "EngineFacts",
+    "Facts",
+    "Flag",
+    "GpuFacts",
+    "HostFacts",
+    "ModelFacts",
+    "Origin",
+    "Provenance",
+    "Resolution",
+    "ResolvedGpus",
+    "ServeRequest",
+    "resolve",
+]
 
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableValue = Annotated[str, StringConstraints(max_length=4096)]
+
+SERVING_ONLY = frozenset(
+    {
+        "tools",
+        "reasoning_parser",
+        "request_metrics",
+        "sse_keep_alive_seconds",
+        "api_server_count",
+        "prompt_tokens_details",
+        "trust_remote_code",
+        "thinking",
+        "sampling",
+        "acknowledge",
+    }
+)
+"""Settings that change what is answered or reported, and nothing that is compiled."""
 
 
 class Origin(StrEnum):
@@ -55,29 +110,14 @@ class ServeRequest(Document):
     served_name: Token
     overrides: Overrides = Overrides()
     extra_args: tuple[Argument, ...] = Field(default=(), max_length=64)
+    environment: dict[VariableName, VariableValue] | None = Field(
+        default=None, max_length=64, description="Variables that the user sets; they are judged, never passed on."
+    )
     gpus: GpuRequest = GpuRequest()
     acceleration: Acceleration = Acceleration()
     drain_timeout_seconds: int = Field(default=30, ge=0, le=3600)
     host: Token = "0.0.0.0"  # noqa: S104  # a server in a pod; who may reach it is the network policy's matter
     port: int = Field(default=8000, ge=1, le=65535)
-
-
-class ModelFacts(Document):
-    """What a checkpoint's config.json says; None is unknown."""
-
-    architectures: tuple[str, ...] = ()
-    quantization: str | None = None
-    vocabulary: int | None = None
-    hidden_size: int | None = None
-    layers: int | None = None
-
-
-class Facts(Document):
-    """What is known of the world. Every member may be unknown (None), and unknown never refuses."""
-
-    model: ModelFacts | None = None
-    draft: ModelFacts | None = None
-    gpu_products: tuple[str, ...] | None = None
 
 
 class ResolvedGpus(Document):
@@ -106,141 +146,148 @@ class Resolution(Document):
     warnings: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...]
     provenance: tuple[Provenance, ...]
+    notices: tuple[Notice, ...] = ()
+    settled: tuple[SettledValue, ...] = ()
+    pool: Pool | None = None
+    memory: MemoryBudget | None = None
+    cache: CompileCacheIdentity | None = None
 
-
-@dataclass(frozen=True)
-class Flag:
-    """A vLLM option that a typed setting owns."""
-
-    option: str
-    setting: str
-    arguments: Callable[[Any], tuple[str, ...]]
-    aliases: tuple[str, ...] = ()
-
-
-def _value(option: str, convert: Callable[[Any], str] = str) -> Callable[[Any], tuple[str, ...]]:
-    return lambda value: (option, convert(value))
-
-
-def _switch(on: str, off: str | None = None) -> Callable[[Any], tuple[str, ...]]:
-    return lambda value: (on,) if value else (() if off is None else (off,))
-
-
-def _percent(value: int) -> str:
-    return f"{value // 100}.{value % 100:02d}"
-
-
-FLAGS = (
-    Flag("--dtype", "dtype", _value("--dtype")),
-    Flag("--kv-cache-dtype", "kv_cache_dtype", _value("--kv-cache-dtype")),
-    Flag("--max-model-len", "max_model_len", _value("--max-model-len")),
-    Flag("--max-num-seqs", "max_num_seqs", _value("--max-num-seqs")),
-    Flag("--max-num-batched-tokens", "max_num_batched_tokens", _value("--max-num-batched-tokens")),
-    Flag("--gpu-memory-utilization", "gpu_memory_utilization_percent", _value("--gpu-memory-utilization", _percent)),
-    Flag(
-        "--kv-cache-memory-bytes",
-        "kv_cache_memory_bytes",
-        _value("--kv-cache-memory-bytes", lambda quantity: str(quantity_bytes(quantity))),
-    ),
-    Flag("--block-size", "block_size", _value("--block-size")),
-    Flag("--mamba-block-size", "mamba_block_size", _value("--mamba-block-size")),
-    Flag("--tensor-parallel-size", "tensor_parallel_size", _value("--tensor-parallel-size"), ("-tp",)),
-    Flag("--pipeline-parallel-size", "pipeline_parallel_size", _value("--pipeline-parallel-size"), ("-pp",)),
-    Flag("--enforce-eager", "enforce_eager", _switch("--enforce-eager"), ("--no-enforce-eager",)),
-    Flag(
-        "--enable-prefix-caching",
-        "prefix_caching",
-        _switch("--enable-prefix-caching", "--no-enable-prefix-caching"),
-        ("--no-enable-prefix-caching",),
-    ),
-    Flag("--reasoning-parser", "reasoning_parser", _value("--reasoning-parser")),
-)
-SERVER_ENVIRONMENT = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-"""Nothing leaves the pod: no usage statistics, and no look-up of a checkpoint that is already there."""
-OWNED_ELSEWHERE = {
-    "--model": "model",
-    "--served-model-name": "model.servedName",
-    "--speculative-config": "overrides.speculation",
-    "--enable-auto-tool-choice": "overrides.tools.enabled",
-    "--tool-call-parser": "overrides.tools.parser",
-    "--host": "the operator",
-    "--port": "the operator",
-    "--shutdown-timeout": "the operator",
-    "--api-key": "auth.apiKeySecretRef",
-}
-OWNED_FLAGS = {
-    **{
-        name: f"overrides.{Overrides.model_fields[flag.setting].alias}"
-        for flag in FLAGS
-        for name in (flag.option, *flag.aliases)
-    },
-    **OWNED_ELSEWHERE,
-}
-"""Every option that `extraArgs` must not hold, and the field that owns it."""
+    @property
+    def hash(self) -> str:
+        """Names how the server computes and answers: not where it listens, its name, its logs or its weights' place."""
+        return digest(
+            {
+                "profile": self.profile_hash,
+                "flavour": self.flavour,
+                "settings": self.settings,
+                "argv": stable_arguments(self.argv[1:]),
+                "env": self.env,
+                "gpus": self.gpus,
+            }
+        )
 
 
 def resolve(request: ServeRequest, facts: Facts | None = None) -> Resolution:
     """What to run for this request. Never raises: mistakes are in `refusals`, all of them."""
     facts = facts or Facts()
     profile = request.profile
-    settings, provenance = _merge(profile, request.overrides)
-    refusals: list[Refusal] = []
-    gpus = _gpus(profile, request, settings, refusals)
-    _check_extra_args(request, refusals)
-    _check_settings(profile, settings, refusals)
-    _check_draft(profile, request, settings, facts, refusals)
-    _check_model(profile, facts, refusals)
+    flavour = (facts.engine.flavour if facts.engine else None) or profile.engine.flavour
+    base, variants = _recipe(profile, request.overrides)
+    plan = Plan(request, facts, engine_table(flavour), merge(base, request.overrides))
+    for adjust in ADJUSTMENTS:
+        adjust(plan)
+    refusals = [refusal for check in checks.CHECKS for refusal in check(plan)]
+    rendered = render(plan.settings, _draft(plan), plan.table)
+    gpus = _gpus(profile, request)
+    memory, cache_pool = _memory(plan, gpus)
+    for advise in advice.ADVICE:
+        advise(plan, cache_pool)
+    advice.missing_features(plan, rendered)
+    advice.memory(plan, memory)
+    refusals += checks.missing_features(plan, rendered)
+    refusals += checks.memory_fits(memory)
+    refusals += checks.pool_holds_a_request(cache_pool)
     return Resolution(
         profile=profile.name,
         profile_hash=digest(profile),
-        flavour=profile.engine.flavour,
-        argv=_argv(request, settings),
-        env=dict(SERVER_ENVIRONMENT),
-        settings=settings,
-        paths=judge_paths(profile, settings, Capabilities(profile.engine.flavour)),
+        flavour=flavour,
+        argv=_argv(request, rendered.arguments),
+        env=_environment(plan, rendered.environment),
+        settings=plan.settings,
+        paths=judge_paths(profile, plan.settings, _capabilities(plan)),
         expected_acceleration=profile.expected_acceleration,
         gpus=gpus,
         resources=profile.resources,
-        refusals=tuple(sorted(refusals, key=lambda refusal: (refusal.field, refusal.code))),
-        provenance=provenance,
+        warnings=tuple(map(str, plan.notices)),
+        refusals=tuple(sorted(refusals, key=lambda refusal: (refusal.field, refusal.code, refusal.found))),
+        provenance=tuple(_provenance(plan, variants)),
+        notices=tuple(plan.notices),
+        settled=_settled(plan, cache_pool),
+        pool=cache_pool,
+        memory=memory,
+        cache=_cache_identity(plan, rendered.environment),
     )
 
 
-def _merge(profile: Profile, overrides: Overrides) -> tuple[Overrides, tuple[Provenance, ...]]:
-    merged: dict[str, Any] = {}
-    provenance = []
-    for name, field in Overrides.model_fields.items():
-        base, over = getattr(profile.settings, name), getattr(overrides, name)
-        if isinstance(over, Document) and isinstance(base, Document):
-            over = base.model_copy(update=over.model_dump(exclude_none=True))
-        value = base if over is None else over
+def _recipe(profile: Profile, overrides: Overrides) -> tuple[Overrides, frozenset[str]]:
+    """The profile's settings for this draft length, and the settings that a variant decided."""
+    settings = profile.settings
+    asked = merge(settings, overrides).speculation
+    tokens = (asked.tokens if asked else None) or profile.draft.tokens or 0
+    decided: set[str] = set()
+    for variant in profile.variants:
+        if tokens > variant.draft_tokens_above:
+            settings = merge(settings, variant.settings)
+            decided |= {path for path, _ in leaves(variant.settings)}
+    return settings, frozenset(decided)
+
+
+def leaves(section: Document, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is set, by its dotted path of attributes."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
         if value is None:
             continue
-        merged[name] = value
-        origin = Origin.PROFILE if over is None else Origin.OVERRIDE
-        text = value.model_dump_json(by_alias=True, exclude_none=True) if isinstance(value, Document) else str(value)
-        provenance.append(Provenance(field=field.alias or name, value=text, origin=origin))
-    return Overrides(**merged), tuple(provenance)
+        if mergeable(value):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
-def _gpus(profile: Profile, request: ServeRequest, settings: Overrides, refusals: list[Refusal]) -> ResolvedGpus:
-    hardware, wanted = profile.hardware, request.gpus
-    ranks = (settings.tensor_parallel_size or 1) * (settings.pipeline_parallel_size or 1)
-    count = hardware.count if wanted.count is None else wanted.count
-    # The CPU engine computes nothing on its GPUs: it holds them so that scheduling and pinning are real, or holds none.
-    admitted = {0, ranks} if profile.engine.flavour is EngineFlavour.CPU else {ranks}
-    if count not in admitted:
-        refusals.append(
-            Refusal(
-                code=RefusalCode.GPU_COUNT,
-                field="gpus.count",
-                must=f"must be tensorParallelSize x pipelineParallelSize = {ranks}",
-                found=str(count),
-                remedy=f"Set `gpus.count: {ranks}` or change the parallel sizes in `overrides`.",
-            )
+def _provenance(plan: Plan, variants: frozenset[str]) -> Iterator[Provenance]:
+    for setting, value in leaves(plan.settings):
+        because = plan.adjusted.get(setting) or next(
+            (why for path, why in plan.adjusted.items() if setting.startswith(f"{path}.")), ""
         )
+        if because:
+            origin = Origin.ADJUSTMENT
+        elif plan.explicit(setting) is not None:
+            origin = Origin.OVERRIDE
+        else:
+            origin = Origin.PROFILE
+            because = "for this many draft tokens" if setting in variants else ""
+        yield Provenance(field=path_of(setting), value=shown(value), origin=origin, because=because)
+
+
+def shown(value: Any) -> str:
+    """A setting's value for a person: as it would be written in the resource."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(shown, value))
+    return value.model_dump_json(by_alias=True, exclude_none=True) if isinstance(value, Document) else str(value)
+
+
+def _draft(plan: Plan) -> DraftChoice:
+    if not plan.drafts_with_model:
+        return DraftChoice()
+    if plan.request.draft_path is not None:
+        return DraftChoice(path=plan.request.draft_path)
+    checkpoint = plan.profile.draft.checkpoint
+    hub = checkpoint.hugging_face if checkpoint else None
+    return DraftChoice(repo=hub.repo, revision=hub.revision) if hub else DraftChoice()
+
+
+def _argv(request: ServeRequest, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    head = [request.model_path, "--served-model-name", request.served_name]
+    head += ["--host", request.host, "--port", str(request.port)]
+    if request.drain_timeout_seconds:
+        head += ["--shutdown-timeout", str(request.drain_timeout_seconds)]
+    return (*head, *arguments, *request.extra_args)
+
+
+def _environment(plan: Plan, variables: dict[str, str]) -> dict[str, str]:
+    environment = {**SERVER_ENVIRONMENT, **variables}
+    if _draft(plan).repo is not None:
+        # The pinned draft has to be fetched once.
+        del environment["HF_HUB_OFFLINE"]
+    return dict(sorted(environment.items()))
+
+
+def _gpus(profile: Profile, request: ServeRequest) -> ResolvedGpus:
+    hardware, wanted = profile.hardware, request.gpus
     return ResolvedGpus(
-        count=count,
+        count=hardware.count if wanted.count is None else wanted.count,
         products=wanted.products if wanted.products is not None else hardware.products,
         min_memory=wanted.min_memory or hardware.min_memory,
         interconnect=wanted.interconnect or hardware.interconnect,
@@ -248,145 +295,70 @@ def _gpus(profile: Profile, request: ServeRequest, settings: Overrides, refusals
     )
 
 
-def _check_extra_args(request: ServeRequest, refusals: list[Refusal]) -> None:
-    for position, argument in enumerate(request.extra_args):
-        option = argument.partition("=")[0]
-        owner = OWNED_FLAGS.get(option) or OWNED_FLAGS.get(option.replace("_", "-"))
-        if owner is not None:
-            refusals.append(
-                Refusal(
-                    code=RefusalCode.OWNED_FLAG,
-                    field=f"extraArgs[{position}]",
-                    must="must not hold an option that a typed field owns",
-                    found=f"`{option}`",
-                    remedy=f"Use `{owner}` instead." if "." in owner or owner == "model" else f"It is set by {owner}.",
-                )
-            )
-
-
-def _check_settings(profile: Profile, settings: Overrides, refusals: list[Refusal]) -> None:
-    budget, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
-    if budget is not None and seqs is not None and budget < seqs:
-        refusals.append(
-            Refusal(
-                code=RefusalCode.BUDGET,
-                field="overrides.maxNumBatchedTokens",
-                must=f"must be at least maxNumSeqs = {seqs}",
-                found=str(budget),
-                remedy="Raise `maxNumBatchedTokens` or lower `maxNumSeqs`.",
-            )
-        )
-    if profile.engine.flavour is EngineFlavour.SM70 and settings.dtype == "bfloat16":
-        refusals.append(
-            Refusal(
-                code=RefusalCode.DTYPE,
-                field="overrides.dtype",
-                must="must be half on compute capability 7.0, which has no bfloat16",
-                found="bfloat16",
-                remedy="Remove the override.",
-            )
-        )
-
-
-def _speculates(settings: Overrides) -> Speculation | None:
-    speculation = settings.speculation
-    if speculation is None or speculation.method in (None, SpeculationMethod.NONE):
-        return None
-    return speculation
-
-
-def _check_draft(
-    profile: Profile, request: ServeRequest, settings: Overrides, facts: Facts, refusals: list[Refusal]
-) -> None:
-    speculation = _speculates(settings)
-    needs_draft = speculation is not None and speculation.method is SpeculationMethod.DFLASH
-    if needs_draft and request.draft_path is None:
-        refusals.append(
-            Refusal(
-                code=RefusalCode.DRAFT_MISSING,
-                field="draft",
-                must="must name the draft model that speculation by dflash needs",
-                found="none",
-                remedy="Set `draft`, or turn speculation off with `overrides.speculation.method: None`.",
-            )
-        )
-    if request.draft_path is not None and not needs_draft:
-        refusals.append(
-            Refusal(
-                code=RefusalCode.DRAFT_UNUSED,
-                field="draft",
-                must="must be absent when nothing speculates with a draft model",
-                found="a draft",
-                remedy="Remove `draft`, or set `overrides.speculation.method: dflash`.",
-            )
-        )
-    if speculation is not None and profile.engine.flavour is EngineFlavour.CPU and settings.prefix_caching:
-        refusals.append(
-            Refusal(
-                code=RefusalCode.SPECULATION_WITH_PREFIX_CACHE,
-                field="overrides.prefixCaching",
-                must="must be false while the CPU engine speculates on a hybrid model",
-                found="true",
-                remedy="Set `overrides.prefixCaching: false`.",
-            )
-        )
-    draft, model = facts.draft, facts.model
-    if draft is None or not needs_draft:
-        return
-    wanted = profile.draft.architectures
-    if wanted and draft.architectures and not set(draft.architectures) & set(wanted):
-        refusals.append(_draft_mismatch("architecture", " or ".join(wanted), ", ".join(draft.architectures)))
-    if model is not None:
-        for what, ours, theirs in (
-            ("vocabulary size", draft.vocabulary, model.vocabulary),
-            ("hidden size", draft.hidden_size, model.hidden_size),
-        ):
-            if ours is not None and theirs is not None and ours != theirs:
-                refusals.append(_draft_mismatch(what, f"{theirs}, the target model's", str(ours)))
-
-
-def _draft_mismatch(what: str, must: str, found: str) -> Refusal:
-    return Refusal(
-        code=RefusalCode.DRAFT_INCOMPATIBLE,
-        field="draft",
-        must=f"must have {what} {must}",
-        found=found,
-        remedy="Use the draft that was made for this target model.",
+def _capabilities(plan: Plan) -> Capabilities:
+    return Capabilities(
+        flavour=plan.table.flavour,
+        gpu=plan.gpu,
+        model=plan.facts.model,
+        draft=plan.facts.draft,
+        environment=plan.request.environment or {},
     )
 
 
-def _check_model(profile: Profile, facts: Facts, refusals: list[Refusal]) -> None:
-    wanted, found = profile.model_architectures, facts.model.architectures if facts.model else ()
-    if wanted and found and not set(found) & set(wanted):
-        refusals.append(
-            Refusal(
-                code=RefusalCode.MODEL_INCOMPATIBLE,
-                field="model",
-                must=f"must have architecture {' or '.join(wanted)}, which profile `{profile.name}` is for",
-                found=", ".join(found),
-                remedy="Use another profile or another model.",
-            )
-        )
+def _memory(plan: Plan, gpus: ResolvedGpus) -> tuple[MemoryBudget | None, Pool | None]:
+    """The budget of the smallest GPU that the request admits, and the pool that the engine will have on it."""
+    model, draft = checks.model_facts(plan), checks.draft_facts(plan)
+    rule, state = plan.profile.kv_groups or plan.table.kv_groups, StateDtype.FLOAT32
+    if plan.table.flavour is EngineFlavour.SM70:
+        gpu = _smallest(plan, gpus)
+        if gpu is None:
+            return None, None
+        found = budget(gpu[0], gpu[1], plan.settings, model, draft, rule, plan.table.kv_groups)
+        return found, (found.engine_pool or found.pool) if found else None
+    # Elsewhere only a pool that is fixed in bytes is predicted, and only for the formats whose layout was measured.
+    fixed = plan.settings.kv_cache_memory_bytes
+    measured = plan.single_gpu and plan.drafts_with_model and not plan.kvarn and plan.ranks == 1
+    if not fixed or fixed == "0" or not measured:
+        return None, None
+    return None, pool(plan.settings, model, draft, plan.table.kv_groups, quantity_bytes(fixed), state)
 
 
-def _argv(request: ServeRequest, settings: Overrides) -> tuple[str, ...]:
-    arguments = [request.model_path, "--served-model-name", request.served_name]
-    arguments += ["--host", request.host, "--port", str(request.port)]
-    arguments += ["--shutdown-timeout", str(request.drain_timeout_seconds)]
-    for flag in FLAGS:
-        value = getattr(settings, flag.setting)
-        if value is not None:
-            arguments += flag.arguments(value)
-    if settings.tools is not None and settings.tools.enabled:
-        arguments.append("--enable-auto-tool-choice")
-        if settings.tools.parser is not None:
-            arguments += ["--tool-call-parser", settings.tools.parser]
-    speculation = _speculates(settings)
-    if speculation is not None:
-        config: dict[str, Any] = {"method": str(speculation.method)}
-        if request.draft_path is not None:
-            config["model"] = request.draft_path
-        if speculation.tokens is not None:
-            config["num_speculative_tokens"] = speculation.tokens
-        arguments += ["--speculative-config", canonical_json(config)]
-    return (*arguments, *request.extra_args)
+def _smallest(plan: Plan, gpus: ResolvedGpus) -> tuple[str, int] | None:
+    if plan.gpu.memory_mib is not None:
+        return plan.gpu.product or "the GPU at hand", plan.gpu.memory_mib
+    known = gpu_models()
+    sizes = [(known[name].memory_mib, name) for name in gpus.products if name in known]
+    if not sizes or len(sizes) < len(gpus.products):
+        return None
+    memory, name = min(sizes)
+    return name, memory
+
+
+def _settled(plan: Plan, cache_pool: Pool | None) -> tuple[SettledValue, ...]:
+    asked = plan.settings.block_size
+    if cache_pool is None or asked is None or cache_pool.block_size <= asked:
+        return ()
+    message = "the page must cover a recurrent state; rules judge the value that was asked for"
+    row = SettledValue(
+        field="block_size", requested=str(asked), settled=str(cache_pool.block_size), view="prediction", message=message
+    )
+    return (row,)
+
+
+def _cache_identity(plan: Plan, variables: dict[str, str]) -> CompileCacheIdentity:
+    compiled = plan.settings.model_copy(update=dict.fromkeys(SERVING_ONLY))
+    shape = plan.facts.model or plan.profile.model_shape
+    gpu, engine = plan.gpu, plan.engine
+    return CompileCacheIdentity(
+        engine_build=engine.build,
+        torch=engine.torch,
+        cuda=engine.cuda,
+        driver_branch=driver_branch(gpu.driver) if gpu.driver else None,
+        gpu_product=gpu.product,
+        tensor_parallel_size=plan.settings.tensor_parallel_size or 1,
+        pipeline_parallel_size=plan.settings.pipeline_parallel_size or 1,
+        model_shape=digest(shape) if shape else None,
+        configuration=digest(
+            {"settings": compiled, "env": variables, "arguments": stable_arguments(plan.request.extra_args)}
+        ),
+    )

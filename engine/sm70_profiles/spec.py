@@ -11,6 +11,38 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from sm70_profiles.base import AbsolutePath, Document, Name, Quantity, RelativePath, Token
+from sm70_profiles.facts import Interconnect
+from sm70_profiles.settings import (
+    Dtype,
+    KvCacheDtype,
+    Overrides,
+    Speculation,
+    SpeculationMethod,
+    Tools,
+)
+
+__all__ = [
+    "SHA256",
+    "SOURCE_MEMBERS",
+    "Acceleration",
+    "AccelerationPolicy",
+    "AllowedDisabledPath",
+    "CheckpointSource",
+    "DraftSource",
+    "Dtype",
+    "GpuAllocation",
+    "GpuRequest",
+    "HostPathSource",
+    "ImageSource",
+    "Interconnect",
+    "KvCacheDtype",
+    "ModelSource",
+    "Overrides",
+    "PersistentVolumeClaimSource",
+    "Speculation",
+    "SpeculationMethod",
+    "Tools",
+]
 
 SHA256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -68,67 +100,6 @@ class DraftSource(CheckpointSource):
     sha256: dict[Annotated[str, StringConstraints(max_length=128)], SHA256] = Field(
         default_factory=dict, max_length=64, description="Expected SHA-256 by file name."
     )
-
-
-class KvCacheDtype(StrEnum):
-    AUTO = "auto"
-    FP8 = "fp8"
-    FP8_E4M3 = "fp8_e4m3"
-    FP8_E5M2 = "fp8_e5m2"
-
-
-class Dtype(StrEnum):
-    AUTO = "auto"
-    HALF = "half"
-    BFLOAT16 = "bfloat16"
-
-
-class SpeculationMethod(StrEnum):
-    NONE = "None"
-    DFLASH = "dflash"
-    MTP = "mtp"
-    NGRAM = "ngram"
-
-
-class Speculation(Document):
-    """Speculative decoding. `method: None` turns it off, whatever the profile says."""
-
-    method: SpeculationMethod | None = None
-    tokens: int | None = Field(default=None, ge=1, le=31, description="Draft tokens a round; default: the draft's own.")
-
-
-class Tools(Document):
-    """Tool calling."""
-
-    enabled: bool | None = None
-    parser: Token | None = None
-
-
-class Overrides(Document):
-    """Typed changes to the profile's settings. Every field is optional; an absent one keeps the profile's value."""
-
-    dtype: Dtype | None = None
-    kv_cache_dtype: KvCacheDtype | None = None
-    max_model_len: int | None = Field(default=None, ge=1, le=4_194_304, description="Tokens of prompt and answer.")
-    max_num_seqs: int | None = Field(default=None, ge=1, le=4096)
-    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1_048_576, description="Tokens a step.")
-    gpu_memory_utilization_percent: int | None = Field(default=None, ge=1, le=100)
-    kv_cache_memory_bytes: Quantity | None = None
-    block_size: int | None = Field(default=None, ge=1, le=65_536, description="Tokens of a KV page.")
-    mamba_block_size: int | None = Field(default=None, ge=1, le=65_536)
-    tensor_parallel_size: int | None = Field(default=None, ge=1, le=64)
-    pipeline_parallel_size: int | None = Field(default=None, ge=1, le=64)
-    enforce_eager: bool | None = None
-    prefix_caching: bool | None = None
-    speculation: Speculation | None = None
-    tools: Tools | None = None
-    reasoning_parser: Token | None = None
-
-
-class Interconnect(StrEnum):
-    NVLINK_MESH = "NVLinkMesh"
-    NVLINK = "NVLink"
-    ANY = "Any"
 
 
 class GpuAllocation(StrEnum):
