@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 
 import aiohttp
@@ -41,6 +42,8 @@ class Watches:
     async def run(self) -> None:
         """Watches until `stop` or a signal. Raises what kopf cannot live with, for example missing rights."""
         while True:
+            ready = asyncio.Event()
+            signals = asyncio.create_task(self._take_signals(ready))
             self._anew = False
             self._stop = asyncio.Event()
             self.store = None
@@ -54,11 +57,19 @@ class Watches:
                     clusterwide=not self._settings.namespaces,
                     namespaces=self._settings.namespaces,
                     stop_flag=self._stop,
+                    ready_flag=ready,
                 )
             finally:
                 self.running = False
+                signals.cancel()
             if not self._anew:
                 return
+
+    async def _take_signals(self, ready: asyncio.Event) -> None:
+        """kopf takes the signals when it starts, and then needs five seconds to end; the flag ends it at once."""
+        await ready.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = handlers.registry(self._settings, self._event)
