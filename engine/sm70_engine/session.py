@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from sm70_profiles.base import Document
 from sm70_profiles.profile import EngineFlavour
-from sm70_profiles.resolver import ServeRequest
+from sm70_profiles.resolver import Facts, ServeRequest
 from sm70_profiles.spec import Overrides
 
 SESSION_ENVIRONMENT = "SM70_SESSION"
@@ -32,6 +32,8 @@ class Session(Document):
     """How this server was started."""
 
     request: ServeRequest
+    facts: Facts
+    """What the checkpoints said of themselves."""
     settings: Overrides
     """The profile's settings with the overrides applied."""
     argv: tuple[str, ...]

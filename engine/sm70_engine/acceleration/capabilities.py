@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sm70_profiles.profile import EngineFlavour
+from collections.abc import Mapping
+
+from sm70_engine.session import Session
 from sm70_profiles.rules import Capabilities
 
 _operators: set[str] = set()
@@ -13,6 +15,12 @@ def provide(operator: str) -> None:
     _operators.add(operator)
 
 
-def capabilities(flavour: EngineFlavour) -> Capabilities:
-    """What this process offers now."""
-    return Capabilities(flavour=flavour, operators=frozenset(_operators))
+def capabilities(session: Session, environment: Mapping[str, str]) -> Capabilities:
+    """What this process offers now, for this session's checkpoints and under these variables."""
+    return Capabilities(
+        flavour=session.flavour,
+        operators=frozenset(_operators),
+        model=session.facts.model,
+        draft=session.facts.draft,
+        environment=environment,
+    )

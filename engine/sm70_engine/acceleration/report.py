@@ -24,7 +24,7 @@ from sm70_profiles.report import (
 )
 from sm70_profiles.resolver import Origin
 from sm70_profiles.routes import ROUTES
-from sm70_profiles.rules import Capabilities, judge_paths, summarize
+from sm70_profiles.rules import Capabilities, judge_paths, settled_values, summarize
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, Overrides
 
 MAX_CACHE_FILES = 100_000
@@ -96,7 +96,7 @@ def build_report(
     worker_facts: Mapping[str, str | int | None] | None = None,
     cuda: str | None = None,
 ) -> AccelerationReport:
-    """The report of now. `settings` are those that the engine really uses."""
+    """The report of now. `settings` are those that the paths are judged by."""
     profile = session.request.profile
     paths = judge_paths(profile, settings, capabilities)
     possible = {path.route for path in paths if path.state is not PathState.NOT_APPLICABLE}
@@ -116,6 +116,7 @@ def build_report(
             if row.dispatches or row.captures or (row.route in possible and row.stage in ROUTES[row.route].stages)
         ),
         worker_facts=dict(worker_facts or {}),
+        settled=settled_values(settings, worker_facts or {}),
         observed_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 

@@ -48,7 +48,7 @@ class Observer:
         return build_report(
             self._session,
             settings,
-            capabilities(self._session.flavour),
+            capabilities(self._session, os.environ),
             read_counters(self._counters),
             os.environ,
             self._facts,

@@ -53,7 +53,7 @@ def _announce(vllm_config: Any) -> None:
         return
     session = current_session()
     settings = effective_settings(session.settings, vllm_config)
-    report = build_report(session, settings, capabilities(session.flavour), (), os.environ)
+    report = build_report(session, settings, capabilities(session, os.environ), (), os.environ)
     for line in readable(report).splitlines():
         logger.info(line)
     for path in report.paths:

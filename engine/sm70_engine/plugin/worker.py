@@ -30,12 +30,12 @@ class CpuReferenceWorker(CPUWorker):  # type: ignore[misc]
         return {
             "rank": self.rank,
             "pid": os.getpid(),
-            "blockSize": cache.block_size,
-            "mambaBlockSize": cache.mamba_block_size,
+            "block_size": cache.block_size,
+            "mamba_block_size": cache.mamba_block_size,
             "blocks": cache.num_gpu_blocks,
-            "kvCacheDtype": str(cache.cache_dtype),
-            "attentionBackends": ",".join(sorted(backends)),
-            "modelRunner": type(self.model_runner).__name__,
+            "kv_cache_dtype": str(cache.cache_dtype),
+            "attention_backends": ",".join(sorted(backends)),
+            "model_runner": type(self.model_runner).__name__,
         }
 
     def shutdown(self) -> None:

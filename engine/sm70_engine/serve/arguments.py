@@ -7,20 +7,20 @@ user really asked for. Every other option goes to vLLM as it is.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sm70_engine.serve.failure import ServeError
+from sm70_engine.serve.failure import ServeError, refused
 from sm70_profiles.catalog import ProfileNotFoundError, load_profile
 from sm70_profiles.documents import DocumentError, describe, parse_profile
 from sm70_profiles.profile import Profile
 from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.resolver import ServeRequest
+from sm70_profiles.typed import read_options
 
 REQUEST_ENVIRONMENT = "SM70_SERVE_REQUEST"
 USAGE = """\
@@ -34,6 +34,17 @@ usage: sm70-serve MODEL --profile NAME|FILE [--draft FOLDER] [--render] [any opt
 Options of vLLM win over the profile. Without arguments the whole request is read from $SM70_SERVE_REQUEST.
 The API key is read from $VLLM_API_KEY and never from the command line."""
 
+OWN = {
+    "--profile": "profile",
+    "--draft": "draft",
+    "--served-model-name": "servedName",
+    "--host": "host",
+    "--port": "port",
+    "--shutdown-timeout": "drainTimeoutSeconds",
+}
+"""Options that are fields of the request rather than settings."""
+SPECULATION = ("--speculative-config", "-sc")
+
 
 @dataclass
 class CommandLine:
@@ -44,67 +55,8 @@ class CommandLine:
     request: ServeRequest | None = None
 
 
-@dataclass
-class _Draft:
-    """A request while it is being read."""
-
-    model: str | None = None
-    profile: str | None = None
-    draft: str | None = None
-    fields: dict[str, Any] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)
-    extra: list[str] = field(default_factory=list)
-
-
 def _refuse(message: str, remedy: str = "See `sm70-serve --help`.") -> ServeError:
     return ServeError(TerminationReason.REFUSED, message, remedy)
-
-
-def _whole(text: str) -> int:
-    if not text.lstrip("-").isdecimal():
-        raise ValueError("must be a whole number")
-    return int(text)
-
-
-def _percent(text: str) -> int:
-    return round(float(text) * 100)
-
-
-def _bytes(text: str) -> str:
-    match = re.fullmatch(r"(\d+)\s*([KMGT]?)i?B?", text)
-    if match is None:
-        raise ValueError("must be bytes such as 64Mi")
-    return f"{match[1]}{match[2]}i" if match[2] else match[1]
-
-
-SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "--dtype": ("dtype", str),
-    "--kv-cache-dtype": ("kvCacheDtype", str),
-    "--max-model-len": ("maxModelLen", _whole),
-    "--max-num-seqs": ("maxNumSeqs", _whole),
-    "--max-num-batched-tokens": ("maxNumBatchedTokens", _whole),
-    "--gpu-memory-utilization": ("gpuMemoryUtilizationPercent", _percent),
-    "--kv-cache-memory-bytes": ("kvCacheMemoryBytes", _bytes),
-    "--block-size": ("blockSize", _whole),
-    "--mamba-block-size": ("mambaBlockSize", _whole),
-    "--tensor-parallel-size": ("tensorParallelSize", _whole),
-    "-tp": ("tensorParallelSize", _whole),
-    "--pipeline-parallel-size": ("pipelineParallelSize", _whole),
-    "-pp": ("pipelineParallelSize", _whole),
-    "--reasoning-parser": ("reasoningParser", str),
-}
-SWITCHES: dict[str, tuple[str, bool]] = {
-    "--enforce-eager": ("enforceEager", True),
-    "--no-enforce-eager": ("enforceEager", False),
-    "--enable-prefix-caching": ("prefixCaching", True),
-    "--no-enable-prefix-caching": ("prefixCaching", False),
-}
-FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "--served-model-name": ("servedName", str),
-    "--host": ("host", str),
-    "--port": ("port", _whole),
-    "--shutdown-timeout": ("drainTimeoutSeconds", _whole),
-}
 
 
 def read_command_line(arguments: list[str], environment: Mapping[str, str]) -> CommandLine:
@@ -114,7 +66,7 @@ def read_command_line(arguments: list[str], environment: Mapping[str, str]) -> C
     if result.help:
         return result
     if rest:
-        result.request = _request(_read(iter(rest)))
+        result.request = _request(rest)
     elif text := environment.get(REQUEST_ENVIRONMENT):
         result.request = parse_request(text)
     else:
@@ -130,92 +82,67 @@ def parse_request(text: str) -> ServeRequest:
         raise _refuse(f"${REQUEST_ENVIRONMENT} is not a request: {describe(error)}") from None
 
 
-def _read(arguments: Iterator[str]) -> _Draft:
-    draft = _Draft()
-    for argument in arguments:
-        option, joined, value = argument.partition("=")
+def _take_own(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The options that are fields of the request, and all other words in order."""
+    own: dict[str, str] = {}
+    others: list[str] = []
+    pending = list(arguments)
+    while pending:
+        word = pending.pop(0)
+        option, joined, value = word.partition("=")
         option = option.replace("_", "-") if option.startswith("--") else option
-
-        def text(option: str = option, joined: str = joined, value: str = value) -> str:
-            given = value if joined else next(arguments, None)
-            if given is None:
-                raise _refuse(f"`{option}` must have a value")
-            return given
-
-        if not argument.startswith("-") and draft.model is None and not draft.extra:
-            draft.model = argument
-        elif option == "--api-key":
+        if option == "--api-key":
             raise _refuse(
                 "the API key must not be on the command line, where every process can read it",
                 "Set the environment variable VLLM_API_KEY.",
             )
-        elif option in ("--profile", "--draft"):
-            setattr(draft, option[2:], text())
-        elif option in SWITCHES:
-            name, switch = SWITCHES[option]
-            draft.overrides[name] = switch
-        elif option in SETTINGS or option in FIELDS:
-            name, convert = SETTINGS[option] if option in SETTINGS else FIELDS[option]
-            (draft.overrides if option in SETTINGS else draft.fields)[name] = _converted(option, convert, text())
-        elif not _read_structured(draft, option, text):
-            draft.extra.append(argument)
-    return draft
+        if option not in OWN and option not in SPECULATION:
+            others.append(word)
+            continue
+        if not joined:
+            if not pending:
+                raise _refuse(f"`{option}` must have a value")
+            value = pending.pop(0)
+        if option in OWN:
+            own[OWN[option]] = value
+        else:
+            others += _take_draft(own, value)
+    return own, others
 
 
-def _converted(option: str, convert: Callable[[str], Any], text: str) -> Any:
+def _take_draft(own: dict[str, str], value: str) -> list[str]:
+    """vLLM names the draft model within its speculative configuration; in a request it is a field."""
     try:
-        return convert(text)
-    except ValueError as error:
-        raise _refuse(f"`{option}` {error}; found `{text}`") from None
-
-
-def _read_structured(draft: _Draft, option: str, text: Callable[[], str]) -> bool:
-    """Options that are parts of a typed setting. False when the option is none of them."""
-    if option == "--enable-auto-tool-choice":
-        draft.overrides.setdefault("tools", {})["enabled"] = True
-    elif option == "--tool-call-parser":
-        draft.overrides.setdefault("tools", {})["parser"] = text()
-    elif option == "--speculative-config":
-        _read_speculation(draft, text())
-    else:
-        return False
-    return True
-
-
-def _read_speculation(draft: _Draft, text: str) -> None:
-    try:
-        config = json.loads(text)
-    except ValueError:
+        config = json.loads(value)
+    except (ValueError, RecursionError):
         config = None
-    if not isinstance(config, dict):
-        raise _refuse(f"`--speculative-config` must be a JSON object; found `{text[:200]}`")
-    unknown = sorted(set(config) - {"method", "model", "num_speculative_tokens"})
-    if unknown:
-        raise _refuse(f"`--speculative-config` must hold method, model and num_speculative_tokens; found {unknown}")
-    if "model" in config:
-        draft.draft = str(config["model"])
-    speculation = {"method": config.get("method"), "tokens": config.get("num_speculative_tokens")}
-    draft.overrides["speculation"] = {name: value for name, value in speculation.items() if value is not None}
+    if isinstance(config, dict) and isinstance(config.get("model"), str):
+        own["draft"] = config.pop("model")
+        value = json.dumps(config)
+    return ["--speculative-config", value]
 
 
-def _request(draft: _Draft) -> ServeRequest:
-    if draft.model is None:
+def _request(arguments: list[str]) -> ServeRequest:
+    own, others = _take_own(arguments)
+    if not others or others[0].startswith("-"):
         raise _refuse("the model must be given first")
-    if draft.profile is None:
+    if "profile" not in own:
         raise _refuse("`--profile` must be given", "`sm70-profiles list` shows the built-in ones.")
-    model = Path(draft.model).absolute()
+    model = Path(others[0]).absolute()
+    typed = read_options(others[1:], where="the command line")
+    if typed.refusals:
+        raise refused(typed.refusals)
     document: dict[str, Any] = {
-        "profile": _profile(draft.profile),
+        "profile": _profile(own.pop("profile")),
         "modelPath": str(model),
         "servedName": model.name,
-        "overrides": draft.overrides,
-        "extraArgs": draft.extra,
-        **draft.fields,
+        "overrides": typed.settings,
+        "extraArgs": typed.rest,
     }
-    if draft.draft is not None:
-        document["draftPath"] = str(Path(draft.draft).absolute())
+    if "draft" in own:
+        document["draftPath"] = str(Path(own.pop("draft")).absolute())
     try:
-        return ServeRequest.model_validate(document)
+        return ServeRequest.model_validate({**document, **own})
     except ValidationError as error:
         raise _refuse(f"the command line is not a request: {describe(error)}") from None
 

@@ -12,10 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from sm70_engine.serve.failure import ServeError
+from sm70_profiles.facts import ModelFacts
 from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.report import printable
-from sm70_profiles.resolver import ModelFacts
 
+NUMBERS = {
+    "vocabulary": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "intermediate_size": "intermediate_size",
+    "attention_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "linear_key_heads": "linear_num_key_heads",
+    "linear_value_heads": "linear_num_value_heads",
+    "linear_key_dim": "linear_key_head_dim",
+    "linear_value_dim": "linear_value_head_dim",
+    "conv_kernel": "linear_conv_kernel_dim",
+    "sliding_window": "sliding_window",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "max_position": "max_position_embeddings",
+    "block_size": "block_size",
+}
+"""Members of a config.json that are numbers, by the fact that they give."""
 MAX_CONFIG_BYTES = 4 * 2**20
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
@@ -49,12 +69,19 @@ def parse_config(data: bytes, what: str) -> ModelFacts:
         raise _invalid(what, "its config.json is not an object")
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
+    draft = config.get("dflash_config")
+    draft = draft if isinstance(draft, dict) else {}
+    layers = text.get("layer_types")
+    layers = layers if isinstance(layers, list) else None
+    captured = draft.get("target_layer_ids")
     return ModelFacts(
         architectures=_words(config.get("architectures")),
         quantization=_quantization(config.get("quantization_config")),
-        vocabulary=_number(text.get("vocab_size")),
-        hidden_size=_number(text.get("hidden_size")),
-        layers=_number(text.get("num_hidden_layers")),
+        full_attention_layers=None if layers is None else layers.count("full_attention"),
+        linear_attention_layers=None if layers is None else layers.count("linear_attention"),
+        capture_layers=len(captured) if isinstance(captured, list) else None,
+        selector_top_k=_number(draft.get("selector_top_k")),
+        **{field: _number(text.get(name)) for field, name in NUMBERS.items()},
     )
 
 
@@ -65,7 +92,8 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number in the bounds of a fact; anything else is unknown."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1 << 40 else None
 
 
 def _quantization(value: Any) -> str | None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from sm70_engine.acceleration.report import cache_directory, count_files
 from sm70_engine.serve.checkpoint import read_checkpoint
-from sm70_engine.serve.failure import ServeError
+from sm70_engine.serve.failure import refused
 from sm70_engine.session import Session
 from sm70_profiles.identity import digest
 from sm70_profiles.profile import EngineFlavour
-from sm70_profiles.reasons import RefusalCode, TerminationReason
 from sm70_profiles.resolver import Facts, Resolution, ServeRequest, resolve
 
 PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins", "vllm.endpoint_plugins")
@@ -25,6 +24,7 @@ class Launch:
     """A server that may be started."""
 
     request: ServeRequest
+    facts: Facts
     resolution: Resolution
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -35,6 +35,7 @@ class Launch:
         cache = cache_directory(environment)
         return Session(
             request=self.request,
+            facts=self.facts,
             settings=self.resolution.settings,
             argv=self.resolution.argv,
             profile_hash=self.resolution.profile_hash,
@@ -54,11 +55,13 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str]) -> Launch
     """Reads the checkpoints and resolves. Raises ServeError with every refusal at once."""
     model = read_checkpoint(Path(request.model_path), "model")
     draft = None if request.draft_path is None else read_checkpoint(Path(request.draft_path), "draft")
-    resolution = resolve(request, Facts(model=model, draft=draft))
+    facts = Facts(model=model, draft=draft)
+    resolution = resolve(request, facts)
     if resolution.refusals:
-        raise _refused(resolution)
+        raise refused(resolution.refusals)
     return Launch(
         request=request,
+        facts=facts,
         resolution=resolution,
         # The module rather than the console script: it has the guard that vLLM's spawned processes need.
         command=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *resolution.argv),
@@ -77,14 +80,3 @@ def _environment(resolution: Resolution, environment: Mapping[str, str]) -> dict
         # One rank needs no process of its own: the worker then lives in the engine's, which halves the start.
         result["VLLM_ENABLE_V1_MULTIPROCESSING"] = environment.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     return result
-
-
-def _refused(resolution: Resolution) -> ServeError:
-    codes = {refusal.code for refusal in resolution.refusals}
-    reason = (
-        TerminationReason.DRAFT_INCOMPATIBLE if codes == {RefusalCode.DRAFT_INCOMPATIBLE} else TerminationReason.REFUSED
-    )
-    message = "; ".join(
-        f"{refusal.code}: `{refusal.field}` {refusal.must}; found {refusal.found}" for refusal in resolution.refusals
-    )
-    return ServeError(reason, message, " ".join(dict.fromkeys(refusal.remedy for refusal in resolution.refusals)))

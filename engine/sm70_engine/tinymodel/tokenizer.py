@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -53,12 +54,13 @@ CHAT_TEMPLATE = """\
 """Tools ask for the tool call (until its result is there), the word JSON for the JSON answer, all else for the text."""
 
 
-def byte_characters() -> list[str]:
+@cache
+def byte_characters() -> tuple[str, ...]:
     """The printable stand-in of every byte in a byte-level vocabulary, as GPT-2 defined it."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = (byte for byte in range(256) if byte not in printable)
     stand_in = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(rest)}
-    return [stand_in[byte] for byte in range(256)]
+    return tuple(stand_in[byte] for byte in range(256))
 
 
 def in_bytes(piece: str) -> str:

@@ -1,0 +1,227 @@
+"""The acceleration report: states, readiness, series and devices, without an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sm70_engine.acceleration import capabilities as process
+from sm70_engine.acceleration.capabilities import capabilities, provide
+from sm70_engine.acceleration.device import cpu_device
+from sm70_engine.acceleration.report import (
+    blocking_path,
+    build_report,
+    cache_directory,
+    count_files,
+    readable,
+)
+from sm70_engine.acceleration.series import ReportCollector
+from sm70_engine.plugin.effective import effective_settings
+from sm70_engine.session import Session, SessionError, SessionFolder, current_session
+from sm70_profiles.catalog import load_profile
+from sm70_profiles.report import AccelerationReport, PathReport, PathState, RouteCount, UuidSource, parse_report
+from sm70_profiles.resolver import Facts, ServeRequest, resolve
+from sm70_profiles.routes import ROUTES, Stage
+from sm70_profiles.spec import Acceleration, AccelerationPolicy, AllowedDisabledPath, KvCacheDtype, Overrides
+
+OPERATORS = ("attention", "gdn", "nvfp4_linear")
+CACHE = "/nowhere/vllm"
+
+
+@pytest.fixture(autouse=True)
+def _operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_operators", set())
+    for operator in OPERATORS:
+        provide(operator)
+
+
+def session(**overrides: object) -> Session:
+    request = ServeRequest(
+        profile=load_profile("tiny_hybrid_reference"),
+        model_path="/models/tiny",
+        served_name="tiny",
+        overrides=Overrides.model_validate(overrides),
+    )
+    resolution = resolve(request)
+    return Session(
+        request=request,
+        facts=Facts(),
+        settings=resolution.settings,
+        argv=resolution.argv,
+        profile_hash=resolution.profile_hash,
+        env_hash="0" * 64,
+        cache_directory=CACHE,
+        cache_files_before=0,
+    )
+
+
+def report(
+    counts: tuple[RouteCount, ...] = (), environment: dict[str, str] | None = None, **overrides: object
+) -> AccelerationReport:
+    found = session(**overrides)
+    return build_report(found, found.settings, capabilities(found, environment or {}), counts, environment or {})
+
+
+def test_the_profiles_paths_are_enabled_and_the_gpus_are_not_pretended() -> None:
+    found = report()
+    assert str(found.summary) == f"{len(found.expected_acceleration)}/{len(found.expected_acceleration)}"
+    assert {path.state for path in found.paths if path.expected} == {PathState.ENABLED}
+    others = [path for path in found.paths if not path.name.startswith("reference_")]
+    assert all(path.state is PathState.NOT_APPLICABLE for path in others)
+
+
+def test_another_kv_dtype_disables_its_path_by_name() -> None:
+    (path,) = (path for path in report(kvCacheDtype="fp8_e5m2").paths if path.name == "reference_attention_e4m3")
+    assert (path.state, path.reason) == (PathState.DISABLED, "kv_dtype")
+
+
+def test_a_missing_operator_disables_its_path_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_operators", {"attention"})
+    reasons = {path.name: path.reason for path in report().paths}
+    assert reasons["reference_gdn"] == "operator_missing:gdn"
+
+
+def test_the_report_is_what_the_operator_reads() -> None:
+    found = report(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "SM70_IMAGE": "registry/x@sha256:1"})
+    assert parse_report(found.model_dump_json(by_alias=True).encode()) == found
+    assert found.device.uuids == ("GPU-1", "GPU-2")
+    assert found.engine.image == "registry/x@sha256:1"
+
+
+def test_routes_that_may_run_are_shown_with_zero_and_others_only_when_they_ran() -> None:
+    idle = tuple(RouteCount(route=name, stage=stage, dispatches=0) for name in ROUTES for stage in Stage)
+    shown = {row.route for row in report(idle).routes}
+    assert "gdn_reference" in shown
+    assert "attention_e5m2_reference" not in shown
+    ran = RouteCount(route="attention_e5m2_reference", stage=Stage.DECODE, dispatches=3, fallback=True)
+    assert ran in report((ran,)).routes
+
+
+def test_the_log_names_every_path_with_its_reason() -> None:
+    found = report(kvCacheDtype="fp8_e5m2")
+    text = readable(found)
+    assert f"acceleration {found.summary} enabled" in text
+    assert all(path.name in text for path in found.paths)
+    assert "kv_dtype" in text
+
+
+def allowing(paths: Iterable[PathReport]) -> Acceleration:
+    allowed = tuple(AllowedDisabledPath(path=path.name, because="a test") for path in paths)
+    return Acceleration(allow_disabled=allowed)
+
+
+def test_readiness_follows_the_policy() -> None:
+    require, watch = Acceleration(), Acceleration(policy=AccelerationPolicy.REPORT)
+    assert blocking_path(report().paths, require) is None
+    paths = report(kvCacheDtype="fp8_e5m2").paths
+    disabled = [path for path in paths if path.expected and path.state is PathState.DISABLED]
+    assert disabled[0].name == "reference_attention_e4m3"
+    assert blocking_path(paths, require) == disabled[0]
+    assert blocking_path(paths, allowing(disabled)) is None
+    assert blocking_path(paths, watch) is None
+
+
+def test_what_is_not_applicable_is_not_enabled() -> None:
+    paths = tuple(
+        path.model_copy(update={"state": PathState.NOT_APPLICABLE}) if path.expected else path
+        for path in report().paths
+    )
+    expected = [path for path in paths if path.expected]
+    assert blocking_path(paths, allowing(expected[:1])) == expected[1]
+
+
+def test_the_series_are_those_that_dashboards_know() -> None:
+    counts = (
+        RouteCount(route="gdn_reference", stage=Stage.DECODE, dispatches=7),
+        RouteCount(route="attention_e5m2_reference", stage=Stage.PREFILL, dispatches=3, fallback=True),
+    )
+    registry = CollectorRegistry()
+    now: list[AccelerationReport] = []
+    registry.register(ReportCollector(lambda: SimpleNamespace(report=lambda: now[-1]) if now else None))
+    assert generate_latest(registry) == b""  # the engine is not there yet
+    now.append(report(counts))
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+    assert samples["sm70_acceleration_path", "enabled", "reference_gdn"] == 1
+    assert samples["sm70_acceleration_path", "disabled", "reference_gdn"] == 0
+    assert samples["sm70_route_dispatch_total", "decode", "gdn_reference"] == 7
+    assert samples["sm70_route_dispatch_total", "attention_e5m2_reference", "prefill"] == 3
+    assert samples[("sm70_route_fallback_total",)] == 3
+    assert samples[("sm70_compile_cache_files_added",)] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [
+        (None, ()),
+        ("", ()),
+        ("all", ()),
+        ("void", ()),
+        ("0,1", ()),
+        ("GPU-a, GPU-b ,", ("GPU-a", "GPU-b")),
+        ("MIG-c", ("MIG-c",)),
+        ("GPU-" + "x" * 500, ()),
+        (",".join(["GPU-a"] * 500), ("GPU-a",) * 64),
+    ],
+)
+def test_devices_are_those_that_the_environment_names(value: str | None, uuids: tuple[str, ...]) -> None:
+    facts = cpu_device({} if value is None else {"NVIDIA_VISIBLE_DEVICES": value})
+    assert facts.uuids == uuids
+    assert facts.count == len(uuids)
+    assert facts.uuid_source is (UuidSource.ENVIRONMENT if uuids else UuidSource.NONE)
+    assert facts.compute_capability is None
+
+
+def test_the_compile_cache_is_where_vllm_keeps_it(tmp_path: Path) -> None:
+    assert cache_directory({"VLLM_CACHE_ROOT": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/a")
+    assert cache_directory({"XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/b/vllm")
+    assert cache_directory({"HOME": "/c"}) == Path("/c/.cache/vllm")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a").touch()
+    (tmp_path / "b").touch()
+    assert count_files(tmp_path) == 2
+    assert count_files(tmp_path / "none") == 0
+
+
+def test_what_was_left_to_the_engine_is_judged_by_its_choice() -> None:
+    vllm = SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=True, cache_dtype="fp8_e4m3"),
+        model_config=SimpleNamespace(max_model_len=64, enforce_eager=False),
+        scheduler_config=SimpleNamespace(max_num_seqs=1, max_num_batched_tokens=2),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+    )
+    auto = effective_settings(Overrides(kv_cache_dtype=KvCacheDtype.AUTO), vllm)
+    assert (auto.kv_cache_dtype, auto.max_model_len, auto.enforce_eager) == (KvCacheDtype.FP8_E4M3, 64, False)
+    asked = effective_settings(Overrides(kv_cache_dtype=KvCacheDtype.FP8_E5M2, max_model_len=32), vllm)
+    assert (asked.kv_cache_dtype, asked.max_model_len) == (KvCacheDtype.FP8_E5M2, 32)
+    vllm.cache_config.cache_dtype = "some_other"
+    assert effective_settings(Overrides(), vllm).kv_cache_dtype is None
+
+
+def test_a_session_is_read_back_and_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SessionFolder.create({"TMPDIR": str(tmp_path)})
+    try:
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        folder.write(session(kvCacheDtype="fp8_e5m2"))
+        assert folder.read() == session(kvCacheDtype="fp8_e5m2")
+        assert [folder.announce_once(), folder.announce_once()] == [True, False]
+        folder.path.joinpath("session.json").write_text("{}")
+        with pytest.raises(SessionError):
+            folder.read()
+    finally:
+        folder.remove()
+    assert not folder.path.exists()
+    monkeypatch.delenv("SM70_SESSION", raising=False)
+    current_session.cache_clear()
+    with pytest.raises(SessionError, match="not started"):
+        current_session()
+    assert os.environ.get("SM70_SESSION") is None

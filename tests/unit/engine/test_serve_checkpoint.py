@@ -1,0 +1,91 @@
+"""Checkpoint folders: missing, unreadable and broken ones are told apart, and config.json is untrusted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sm70_engine.serve.checkpoint import MAX_CONFIG_BYTES, parse_config, read_checkpoint
+from sm70_engine.serve.failure import ServeError
+from sm70_profiles.reasons import TerminationReason
+
+
+def checkpoint(folder: Path, **config: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_reads_what_the_resolver_needs(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", architectures=["A"], vocab_size=5, hidden_size=6, num_hidden_layers=7)
+    facts = read_checkpoint(folder, "model")
+    assert (facts.architectures, facts.vocabulary, facts.hidden_size, facts.layers) == (("A",), 5, 6, 7)
+    assert facts.quantization is None
+
+
+def test_a_multimodal_config_holds_the_language_model_inside(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", architectures=["A"], text_config={"vocab_size": 5}, vocab_size=9)
+    assert read_checkpoint(folder, "model").vocabulary == 5
+
+
+@pytest.mark.parametrize("make", ["nothing", "file", "empty", "other"])
+def test_a_missing_checkpoint_is_not_found(tmp_path: Path, make: str) -> None:
+    path = tmp_path / "m"
+    if make == "file":
+        path.write_text("x")
+    elif make != "nothing":
+        path.mkdir()
+        if make == "other":
+            (path / "weights.txt").write_text("x")
+    with pytest.raises(ServeError) as error:
+        read_checkpoint(path, "draft")
+    assert error.value.reason is TerminationReason.PATH_NOT_FOUND
+    assert "draft" in error.value.message
+    assert str(path) in error.value.message
+
+
+@pytest.mark.parametrize("part", [".", "config.json", "model.safetensors"])
+def test_an_unreadable_checkpoint_is_no_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    folder = checkpoint(tmp_path / "m", architectures=["A"])
+    locked = folder / part
+
+    def access(path: Path, mode: int) -> bool:
+        return path != locked
+
+    def listdir(path: Path) -> list[str]:
+        if path == locked:
+            raise PermissionError(13, "Permission denied")
+        return ["config.json", "model.safetensors"]
+
+    # Root may read everything, so the refusal of the kernel is played.
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(ServeError) as error:
+        read_checkpoint(folder, "model")
+    assert error.value.reason is TerminationReason.PATH_UNREADABLE
+    assert str(os.getuid()) in error.value.message
+    assert "fsGroup" in error.value.remedy
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b" " * (MAX_CONFIG_BYTES + 1)])
+def test_a_broken_config_is_an_invalid_model(data: bytes) -> None:
+    with pytest.raises(ServeError) as error:
+        parse_config(data, "model")
+    assert error.value.reason is TerminationReason.MODEL_INVALID
+
+
+VALUES: tuple[object, ...] = (None, True, -1, 1 << 50, 3.5, "x" * 300, [], [1, None, "A"], {}, {"vocab_size": "x"})
+
+
+@pytest.mark.parametrize(
+    "name", ["architectures", "vocab_size", "quantization_config", "text_config", "layer_types", "dflash_config"]
+)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_a_member_of_any_other_kind_is_unknown(name: str, value: object) -> None:
+    facts = parse_config(json.dumps({name: value, "hidden_size": 6}).encode(), "model")
+    assert facts.vocabulary is None
+    assert all(len(word) <= 128 for word in facts.architectures)

@@ -1,0 +1,284 @@
+"""`sm70-serve` as a program, with a scripted vLLM in the place of the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sm70_engine.tinymodel.cli import main as make_model
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.termination import Termination, TerminationKind, parse_termination
+
+PROFILE = "tiny_hybrid_reference"
+# The scripted vLLM does what its seed says: it is an option that passes through to it.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+what = sys.argv[sys.argv.index("--seed") + 1]
+print("vllm argv", *sys.argv[1:], flush=True)
+print("vllm plugins", os.environ["VLLM_PLUGINS"], flush=True)
+session = Path(os.environ["SM70_SESSION"])
+print("vllm session", sorted(path.name for path in session.iterdir()), session, flush=True)
+if what == "count":
+    from sm70_engine.acceleration.routes import attach, count
+    from sm70_profiles.routes import Stage
+    attach(session / "routes")
+    count("gdn_reference", (Stage.DECODE,))
+if what in ("wait", "count", "stubborn"):
+    if what == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: (print("vllm says goodbye", flush=True), os._exit(0)))
+    if os.fork() == 0:
+        time.sleep(600)  # an engine process that outlives its server
+        os._exit(0)
+    print("vllm is up", flush=True)
+    while True:
+        time.sleep(60)
+if what == "dead":
+    print("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", flush=True)
+    sys.exit(0)
+if what == "broken":
+    raise ValueError("something is wrong here")
+os.kill(os.getpid(), int(what))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_model(["--out", str(folder / "tiny")])
+    make_model(["--draft", "dflash", "--draft-out", str(folder / "mismatch"), "--mismatched"])
+    return folder
+
+
+class Serve:
+    """Runs `sm70-serve` with the scripted vLLM installed."""
+
+    def __init__(self, folder: Path, models: Path) -> None:
+        self.folder, self.models = folder, models
+        self.log = folder / "termination-log"
+        site = folder / "site"
+        for name, version in (("vllm", "0.32.0+cpu"), ("torch", "2.13.0")):
+            self.install(name, version)
+        module = site / "vllm/entrypoints/cli"
+        module.mkdir(parents=True)
+        (module / "main.py").write_text(SCRIPT)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SM70_", "VLLM_"))},
+            "PYTHONPATH": str(site),
+            "SM70_TERMINATION_LOG": str(self.log),
+            "VLLM_API_KEY": "sekret",
+            "TMPDIR": str(folder),
+        }
+
+    def install(self, name: str, version: str) -> None:
+        info = self.folder / f"site/{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sm70_engine.cli", *arguments],
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
+
+    def serve(self, what: str, *arguments: str) -> tuple[str, ...]:
+        return (str(self.models / "tiny"), "--profile", PROFILE, "--seed", what, *arguments)
+
+    def last_words(self) -> Termination:
+        termination = parse_termination(self.log.read_text())
+        assert termination is not None
+        return termination
+
+
+@pytest.fixture
+def serve(tmp_path: Path, models: Path) -> Serve:
+    return Serve(tmp_path, models)
+
+
+def until(process: subprocess.Popen[str], words: str) -> str:
+    """The output up to the line with these words."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if words in line:
+            return "".join(lines)
+    raise AssertionError("".join(lines))
+
+
+@pytest.fixture
+def up(serve: Serve) -> Iterator[subprocess.Popen[str]]:
+    process = serve.start(*serve.serve("count"))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_render_says_what_would_be_run_and_starts_nothing(serve: Serve) -> None:
+    status, output = serve.run(*serve.serve("wait", "--kv-cache-dtype", "fp8_e5m2", "--render"))
+    assert status == 0
+    assert "vllm.entrypoints.cli.main serve" in output
+    assert "vllm argv" not in output
+    assert "--seed wait" in output
+    (line,) = (line for line in output.splitlines() if line.strip().startswith("kvCacheDtype"))
+    assert "override" in line
+    (path,) = (line for line in output.splitlines() if line.strip().startswith("reference_attention_e4m3"))
+    assert "disabled" in path
+    assert "sekret" not in output
+    assert not serve.log.exists()
+
+
+def test_a_shutdown_that_was_asked_for_is_a_success_with_counts(serve: Serve, up: subprocess.Popen[str]) -> None:
+    output = until(up, "vllm is up")
+    session = Path(next(line for line in output.splitlines() if line.startswith("vllm session")).split()[-1])
+    assert session.is_dir()
+    up.send_signal(signal.SIGTERM)
+    assert "vllm says goodbye" in until(up, "vllm says goodbye")
+    assert up.wait(timeout=60) == 0
+    words = serve.last_words()
+    assert (words.kind, words.reason) == (TerminationKind.SHUTDOWN, TerminationReason.SHUTDOWN)
+    assert [(row.route, row.stage, row.dispatches) for row in words.routes] == [("gdn_reference", "decode", 1)]
+    assert not session.exists()
+
+
+def test_nothing_of_the_server_survives(serve: Serve, up: subprocess.Popen[str]) -> None:
+    until(up, "vllm is up")
+    (child,) = children(up.pid)
+    (grandchild,) = children(child)
+    up.send_signal(signal.SIGINT)
+    up.wait(timeout=60)
+    assert not alive(grandchild)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Neither gone nor a corpse that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_second_signal_is_passed_on_too(serve: Serve) -> None:
+    process = serve.start(*serve.serve("stubborn"))
+    until(process, "vllm is up")
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    assert serve.last_words().kind is TerminationKind.SHUTDOWN
+
+
+def test_a_server_that_ends_by_itself_with_zero_has_failed(serve: Serve) -> None:
+    status, output = serve.run(*serve.serve("dead"))
+    assert status == 1
+    assert serve.last_words().reason is TerminationReason.ENGINE_DIED
+    assert "EngineDied" in output
+
+
+def test_an_exception_is_in_the_last_words(serve: Serve) -> None:
+    status, _ = serve.run(*serve.serve("broken"))
+    assert status == 1
+    assert "ValueError: something is wrong here" in serve.last_words().message
+
+
+def test_a_killed_server_has_failed(serve: Serve) -> None:
+    status, _ = serve.run(*serve.serve(str(int(signal.SIGKILL))))
+    assert status == 1
+    assert "SIGKILL" in serve.last_words().message
+
+
+def test_the_users_plugins_are_loaded_besides_ours(serve: Serve) -> None:
+    _, output = serve.run(*serve.serve("dead"), VLLM_PLUGINS="theirs,sm70")
+    (line,) = (line for line in output.splitlines() if line.startswith("vllm plugins"))
+    names = line.split()[-1].split(",")
+    assert names == ["sm70", "sm70_endpoints", "sm70_platform", "theirs"]
+
+
+def test_the_operators_request_is_served(serve: Serve) -> None:
+    _, rendered = serve.run(*serve.serve("dead", "--render"))
+    request = {
+        "profile": json.loads(profile_json()),
+        "modelPath": str(serve.models / "tiny"),
+        "servedName": "tiny",
+        "extraArgs": ["--seed", "dead"],
+    }
+    status, output = serve.run(SM70_SERVE_REQUEST=json.dumps(request))
+    assert status == 1
+    command = next(line for line in rendered.splitlines() if "vllm.entrypoints.cli.main" in line)
+    assert command in output
+
+
+def profile_json() -> str:
+    from sm70_profiles.catalog import load_profile
+
+    return load_profile(PROFILE).model_dump_json(by_alias=True, exclude_none=True)
+
+
+def test_a_missing_model_is_refused_before_anything_starts(serve: Serve) -> None:
+    status, output = serve.run("/nowhere/model", "--profile", PROFILE)
+    assert status == 2
+    assert "vllm argv" not in output
+    words = serve.last_words()
+    assert words.reason is TerminationReason.PATH_NOT_FOUND
+    assert "/nowhere/model" in words.message
+
+
+def test_a_draft_for_another_model_is_refused_by_its_own_name(serve: Serve) -> None:
+    draft = str(serve.models / "mismatch")
+    model = str(serve.models / "tiny")
+    status, _ = serve.run(model, "--profile", "tiny_hybrid_reference_dflash", "--draft", draft)
+    assert status == 2
+    words = serve.last_words()
+    assert words.reason is TerminationReason.DRAFT_INCOMPATIBLE
+    assert "512" in words.message
+
+
+def test_all_refusals_come_at_once(serve: Serve) -> None:
+    arguments = ("--draft", str(serve.models / "mismatch"), "--max-num-batched-tokens", "1")
+    status, _ = serve.run(str(serve.models / "tiny"), "--profile", PROFILE, *arguments)
+    assert status == 2
+    words = serve.last_words()
+    assert words.reason is TerminationReason.REFUSED
+    assert "maxNumBatchedTokens" in words.message
+    assert "`draft`" in words.message
+    assert words.remedy
+
+
+@pytest.mark.parametrize(("name", "version"), [("vllm", "0.31.0+cpu"), ("vllm", "0.32.0"), ("torch", "2.10.0")])
+def test_another_version_of_the_engine_is_refused(serve: Serve, name: str, version: str) -> None:
+    for info in (serve.folder / "site").glob(f"{name}-*.dist-info"):
+        (info / "METADATA").unlink()
+        info.rmdir()
+    serve.install(name, version)
+    status, output = serve.run(*serve.serve("dead"))
+    assert status == 2
+    assert "vllm argv" not in output
+    words = serve.last_words()
+    assert words.reason is TerminationReason.ENGINE_UNSUPPORTED
+    assert version in words.message
+
+
+def test_help_needs_nothing(serve: Serve) -> None:
+    status, output = serve.run("--help")
+    assert status == 0
+    assert "SM70_SERVE_REQUEST" in output
