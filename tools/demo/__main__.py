@@ -91,8 +91,11 @@ def _show(cluster: TargetCluster, service: dict[str, Any]) -> None:
         print(f"placement: pod {place['pod']} on {place['node']}: {uuids} (by {place.get('source', 'unknown')})")
     paths = service["status"]["acceleration"]
     print(f"acceleration: {paths['summary']} expected paths enabled")
-    for path in paths["paths"]:
-        print(f"  {path['name']:<28} {path['state']:<14} {path.get('reason', '')}")
+    shown = [path for path in paths["paths"] if path["expected"] or path["state"] != "NotApplicable"]
+    for path in shown:
+        mark = "expected" if path["expected"] else ""
+        print(f"  {path['name']:<26} {mark:<9} {path['state']:<9} {path.get('reason', '')}".rstrip())
+    print(f"  and {len(paths['paths']) - len(shown)} paths of other engines, which are not applicable here")
     print()
 
 
