@@ -49,3 +49,14 @@ def printable(text: str, limit: int = 1024) -> str:
     """Text from outside made safe to show: control characters out, length bounded."""
     clean = "".join(character if character.isprintable() else " " for character in text[: 4 * limit])
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """A value as a user would write it: `true`, `none`, `1, 2`."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(shown, value))
+    return value.model_dump_json(by_alias=True, exclude_none=True) if isinstance(value, Document) else str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sm70_profiles.facts import EngineFlavour, GpuFacts, Interconnect, ModelFacts
+from sm70_profiles.facts import EngineFlavour, GpuFacts, Interconnect, ModelFacts, complete
 from sm70_profiles.flags import COMPILE_CACHE_OFF
 from sm70_profiles.profile import Profile
 from sm70_profiles.reasons import PathReason
@@ -41,7 +41,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Case:
-    """What one judgement is about. `model` and `draft` are the facts at hand, else the recipe's own."""
+    """What one judgement is about. `model` and `draft` are the facts at hand, completed by the recipe's own."""
 
     profile: Profile
     settings: Overrides
@@ -49,11 +49,11 @@ class Case:
 
     @property
     def model(self) -> ModelFacts | None:
-        return self.capabilities.model or self.profile.model_shape
+        return complete(self.capabilities.model, self.profile.model_shape)
 
     @property
     def draft(self) -> ModelFacts | None:
-        return self.capabilities.draft or self.profile.draft.shape
+        return complete(self.capabilities.draft, self.profile.draft.shape)
 
     @property
     def kv_cache_dtype(self) -> KvCacheDtype:

@@ -112,3 +112,14 @@ class Facts(Document):
     gpu: GpuFacts | None = None
     engine: EngineFacts | None = None
     host: HostFacts | None = None
+
+
+def complete(found: ModelFacts | None, recipe: ModelFacts | None) -> ModelFacts | None:
+    """What is known of a checkpoint, completed by the recipe's where nothing known contradicts it."""
+    if found is None or recipe is None:
+        return found or recipe
+    known = {name: value for name in ModelFacts.model_fields if (value := getattr(found, name)) not in (None, ())}
+    told = ("hidden_size", "layers", "vocabulary", "attention_heads", "kv_heads", "head_dim", "intermediate_size")
+    if any(name in known and getattr(recipe, name) not in (None, known[name]) for name in told):
+        return found
+    return recipe.model_copy(update=known)

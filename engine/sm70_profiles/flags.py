@@ -47,6 +47,8 @@ class Variable:
     setting: str
     value: Callable[[Any], str | None]
     feature: Feature
+    only_if: str | None = None
+    """Another setting that must be on for this one to mean anything."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,13 @@ VARIABLES = (
     Variable("VLLM_SPEC_DECODE_ATTN", "single_gpu.split_kv_verify", _flag, Feature.SPLIT_KV_VERIFY),
     Variable("VLLM_SPEC_DECODE_ATTN_QMAX", "single_gpu.split_kv_max_queries", str, Feature.SPLIT_KV_VERIFY),
     Variable("VLLM_MARLIN_INPUT_DTYPE", "single_gpu.int8_activations", _only("int8"), Feature.INT8_ACTIVATIONS),
-    Variable("VLLM_MARLIN_INT8_INCLUDE_RE", "single_gpu.int8_layers", "|".join, Feature.INT8_LAYERS),
+    Variable(
+        "VLLM_MARLIN_INT8_INCLUDE_RE",
+        "single_gpu.int8_layers",
+        "|".join,
+        Feature.INT8_LAYERS,
+        "single_gpu.int8_activations",
+    ),
     Variable("VLLM_PREFILL_ATTN", "single_gpu.prefill_attention", str, Feature.PREFILL_ATTENTION),
     Variable("VLLM_EMBED_UVA", "single_gpu.embedding_in_host_memory", _only("1"), Feature.EMBEDDING_IN_HOST_MEMORY),
     Variable("KVARN_POOL_MEM_FRAC", "single_gpu.kvarn_pool_percent", percent, Feature.KVARN),
@@ -232,6 +240,7 @@ VARIABLES = (
         "vision.tower_offload_gib",
         lambda size: str(size) if size else None,
         Feature.TOWER_OFFLOAD,
+        "vision.enabled",
     ),
 )
 """Settings that the engine reads from its environment."""
@@ -451,7 +460,8 @@ def _environment(settings: Overrides, table: EngineTable) -> tuple[dict[str, str
     missing = []
     for variable in VARIABLES:
         setting = setting_of(settings, variable.setting)
-        value = None if setting is None else variable.value(setting)
+        idle = variable.only_if is not None and not setting_of(settings, variable.only_if)
+        value = None if setting is None or idle else variable.value(setting)
         if value is None:
             continue
         if variable.feature in table.features:

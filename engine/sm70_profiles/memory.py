@@ -27,13 +27,11 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 PAGE_GRANULARITY = 16
-"""vLLM enlarges attention pages in steps of 16 tokens (vllm/platforms/interface.py, 0.32.0)."""
-KVARN_GRANULARITY = 128
-"""KVarN's tile; facts of the single-GPU launcher, section C.5."""
+"""vLLM enlarges attention pages in steps of the block that was asked for, at least 16 tokens (0.32.0)."""
 KVARN_BYTES_PER_HEAD = 210
-"""Bytes a token, layer and KV head of 256 channels with kvarn_k4v2_g128: 840 for four heads (same source)."""
+"""Bytes a token, layer and KV head of 256 channels with kvarn_k4v2_g128: 840 for four heads, single-GPU launcher."""
 SCALE_BYTES = 4
-"""Per-token-head formats keep an FP32 scale for each key and value: 2080 bytes where FP8 has 2048 (same source)."""
+"""Per-token-head formats keep an FP32 scale for each key and value: 2080 bytes where FP8 has 2048, same launcher."""
 NULL_PAGES = 1
 """One page of the pool is never given out (vLLM's null block)."""
 SHORT_PROMPT = 1024
@@ -41,9 +39,9 @@ DEFAULT_BUDGET = 2048
 """Tokens a step when nothing is set (vLLM 0.32.0, online serving on GPUs below 70 GiB)."""
 
 SCORE_BLOCK_TOKENS = 24_576
-"""KV block of the FP32 prefill architecture; engine facts, section C.3."""
+"""KV block of the FP32-accumulated prefill; design notes of the 1.5 engine."""
 SCORE_QUERIES = 8192
-"""The largest query chunk that it is specialised for; engine facts, section A.1.2."""
+"""The largest query chunk that it is specialised for; same notes."""
 NATIVE_BUDGET = 4096
 LEAST_BUDGET = 8000
 """It runs at exactly 4096 tokens a step and from 8000 up; 1.5.1 release profile."""
@@ -179,8 +177,8 @@ def layout(
     state = state_bytes(model, draft_tokens(settings, draft), ranks, state_dtype) if states else 0
     if state is None:
         return None
-    step = KVARN_GRANULARITY if dtype is KvCacheDtype.KVARN_K4V2 else PAGE_GRANULARITY
-    block = max(settings.block_size or PAGE_GRANULARITY, step * _ceil(state, step * token))
+    step = max(settings.block_size or 0, PAGE_GRANULARITY) if states else settings.block_size or PAGE_GRANULARITY
+    block = step * max(1, _ceil(state, step * token))
     draft_block, page = block, block * max(token, draft_token)
     if draft_token > token and draft_token % token == 0:
         ratio = draft_token // token
@@ -397,19 +395,23 @@ def _terms(settings: Overrides, model: ModelFacts, draft: ModelFacts | None, wei
         Term(
             name="quantised LM head",
             bytes=(model.vocabulary or 0) * hidden // tensor if drafts else 0,
-            source="one byte a weight beside the FP16 head; engine facts A.2.2, A.8",
+            source="one byte a weight beside the FP16 head; design notes of the 1.5 engine",
         ),
         Term(
             name="prefix bridge",
             bytes=context * 2 * kv_heads * dim * 2 if quantized_kv else 0,
-            source="FP16 keys and values of the full context, one layer; engine facts A.1.2",
+            source="FP16 keys and values of the full context, one layer; design notes of the 1.5 engine",
         ),
         Term(
             name="prefill scores",
             bytes=scores if native_prefill else 0,
-            source="FP16 scores of one KV block, all heads; engine facts C.3",
+            source="FP16 scores of one KV block, all heads; design notes of the 1.5 engine",
         ),
-        Term(name="dequantised operand", bytes=4 * hidden * inner, source="FP16 gate and up of one layer; A.3"),
+        Term(
+            name="dequantised operand",
+            bytes=4 * hidden * inner,
+            source="FP16 gate and up of one layer, unpacked for a GEMM",
+        ),
         Term(
             name="activations",
             bytes=per_token * tokens,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm70_profiles.engines import EngineTable, Feature
-from sm70_profiles.facts import EngineFacts, Facts, GpuFacts, HostFacts
+from sm70_profiles.facts import EngineFacts, Facts, GpuFacts, HostFacts, ModelFacts, complete
 from sm70_profiles.flags import setting_of, spec_path
 from sm70_profiles.memory import draft_tokens, gpu_models
 from sm70_profiles.profile import EngineFlavour, Profile
@@ -55,6 +55,16 @@ class Plan:
         )
 
     @property
+    def model(self) -> ModelFacts:
+        """The model at hand; what it does not say of itself is taken from the recipe's."""
+        return complete(self.facts.model, self.profile.model_shape) or ModelFacts()
+
+    @property
+    def draft(self) -> ModelFacts | None:
+        """The draft at hand, completed in the same way."""
+        return complete(self.facts.draft, self.profile.draft.shape)
+
+    @property
     def engine(self) -> EngineFacts:
         return self.facts.engine or EngineFacts()
 
@@ -74,7 +84,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Draft tokens a round; 0 when nothing speculates."""
-        return draft_tokens(self.settings, self.facts.draft or self.profile.draft.shape)
+        return draft_tokens(self.settings, self.draft)
 
     @property
     def trained_tokens(self) -> int:

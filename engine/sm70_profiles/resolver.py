@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints
 
 from sm70_profiles import advice, checks
 from sm70_profiles.adjustments import ADJUSTMENTS
-from sm70_profiles.base import AbsolutePath, Document, ProfileName, Token, quantity_bytes
+from sm70_profiles.base import AbsolutePath, Document, ProfileName, Token, quantity_bytes, shown
 from sm70_profiles.engines import engine_table
 from sm70_profiles.facts import EngineFacts, Facts, GpuFacts, HostFacts, ModelFacts
 from sm70_profiles.flags import (
@@ -186,7 +186,7 @@ def resolve(request: ServeRequest, facts: Facts | None = None) -> Resolution:
     advice.memory(plan, memory)
     refusals += checks.missing_features(plan, rendered)
     refusals += checks.memory_fits(memory)
-    refusals += checks.pool_holds_a_request(cache_pool)
+    refusals += checks.pool_holds_a_request(plan, cache_pool)
     return Resolution(
         profile=profile.name,
         profile_hash=digest(profile),
@@ -249,15 +249,6 @@ def _provenance(plan: Plan, variants: frozenset[str]) -> Iterator[Provenance]:
         yield Provenance(field=path_of(setting), value=shown(value), origin=origin, because=because)
 
 
-def shown(value: Any) -> str:
-    """A setting's value for a person: as it would be written in the resource."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ", ".join(map(shown, value))
-    return value.model_dump_json(by_alias=True, exclude_none=True) if isinstance(value, Document) else str(value)
-
-
 def _draft(plan: Plan) -> DraftChoice:
     if not plan.drafts_with_model:
         return DraftChoice()
@@ -307,7 +298,7 @@ def _capabilities(plan: Plan) -> Capabilities:
 
 def _memory(plan: Plan, gpus: ResolvedGpus) -> tuple[MemoryBudget | None, Pool | None]:
     """The budget of the smallest GPU that the request admits, and the pool that the engine will have on it."""
-    model, draft = checks.model_facts(plan), checks.draft_facts(plan)
+    model, draft = plan.model, plan.draft
     rule, state = plan.profile.kv_groups or plan.table.kv_groups, StateDtype.FLOAT32
     if plan.table.flavour is EngineFlavour.SM70:
         gpu = _smallest(plan, gpus)

@@ -7,9 +7,9 @@ whole percents, sizes are byte quantities, times are whole seconds or millisecon
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from sm70_profiles.base import Document, Quantity, Token
 
@@ -173,12 +173,16 @@ class CudagraphMode(StrEnum):
     FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
 
 
+CustomOp = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[+-]?[a-z0-9_]+$")]
+"""A custom operator to use (`+name`) or not (`-name`), or `all` or `none`."""
+
+
 class Compilation(Document):
     """Compiled graphs and their cache."""
 
     cudagraph_mode: CudagraphMode | None = None
     max_capture_size: int | None = Field(default=None, ge=1, le=4096, description="Largest captured batch in tokens.")
-    custom_ops: tuple[Token, ...] | None = Field(default=None, max_length=32)
+    custom_ops: tuple[CustomOp, ...] | None = Field(default=None, max_length=32)
     cache: bool | None = Field(default=None, description="false compiles anew at every start; for troubleshooting.")
 
 

@@ -200,7 +200,7 @@ def _thinking(text: str) -> Tree:
 
 
 _READERS: dict[str, Valued | Bare] = {
-    "--dtype": _text("dtype"),
+    "--dtype": Valued(lambda text: {"dtype": "float16" if text == "fp16" else text}),
     "--attention-backend": _text("attention_backend"),
     "--kv-cache-dtype": _text("kv_cache_dtype"),
     "--max-model-len": _count("max_model_len"),
