@@ -27,7 +27,7 @@ from toolbox import ROOT, ToolError, cache_root, exclusive, say, step
 
 ImageError = ToolError
 REGISTRY = "sm70.test"  # the top-level domain .test is never real: nothing tries to pull these
-KEPT = 2  # versions of each image
+KEPT = 2  # versions of each image, as long as they share their packages
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,12 @@ class Builder:
         for name in RECIPES:
             records = [path for path in folder().glob(f"{name}-*.json") if path.stem.count("-") == name.count("-") + 1]
             records.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-            kept += [ImageInfo.read(path) for path in records[:KEPT]]
-            for record in records[KEPT:]:
-                record.unlink()
+            for place, record in enumerate(records):
+                info = ImageInfo.read(record)
+                if place < KEPT and info.lower == ImageInfo.read(records[0]).lower:
+                    kept.append(info)
+                else:
+                    record.unlink()
         needed = {archive for info in kept for archive in info.archives}
         for archive in folder().glob("*.tar"):
             if archive not in needed:

@@ -21,11 +21,16 @@ class Lock:
     sources: tuple[str, ...]
     extras: tuple[str, ...] = ()
     overrides: str | None = None
+    left_out: str | None = None  # a package whose dependencies count and which is installed otherwise
+    dependencies: bool = True
 
 
 LOCKS = {
     "operator": Lock(("../pyproject.toml",), ("operator", "qualify")),
     "cpu-lane": Lock(("cpu-lane.in", "../pyproject.toml"), ("engine",), "cpu-lane.overrides"),
+    "sm70-lane": Lock(("sm70-lane.in", "../pyproject.toml"), ("engine",), "sm70-lane.overrides", left_out="vllm"),
+    "sm70-build": Lock(("sm70-build.in",), dependencies=False),
+    "sm70-vllm": Lock(("sm70-vllm.in",), dependencies=False),
 }
 
 
@@ -39,6 +44,10 @@ def compile_lock(name: str, upgrade: bool) -> None:
         arguments += ["--extra", extra]
     if lock.overrides:
         arguments += ["--override", str(folder / lock.overrides)]
+    if lock.left_out:
+        arguments += ["--no-emit-package", lock.left_out]
+    if not lock.dependencies:
+        arguments.append("--no-deps")
     if upgrade:
         arguments.append("--upgrade")
     with step(f"{name}.lock"):

@@ -3,7 +3,7 @@
 # Lays out a root file system that holds these Debian packages and what they depend on, and nothing else: no package
 # manager, no maintainer scripts. What a scanner needs to know of each package lies in /var/lib/dpkg/status.d.
 set -eu
-. "$(dirname "$0")/machine.sh"
+. "$(dirname "$0")/common.sh"
 target=$1
 shift
 debs=/tmp/debs
@@ -26,7 +26,7 @@ mkdir -p "$target/var/lib/dpkg/status.d" "$target/mnt" "$target/srv" "$target/et
 for deb in "$debs"/*.deb; do
   dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$target" --keep-directory-symlink \
     --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' --exclude='./usr/share/info/*' \
-    --exclude='./usr/share/lintian/*' --exclude='./usr/share/bug/*'
+    --exclude='./usr/share/lintian/*' --exclude='./usr/share/bug/*' --exclude='./usr/lib/x86_64-linux-gnu/gconv/*'
   dpkg-deb -f "$deb" >"$target/var/lib/dpkg/status.d/$(dpkg-deb -f "$deb" Package)"
 done
 # Of the documentation, the licences stay.
@@ -46,5 +46,7 @@ sm70:x:65532:
 END
 echo 'hosts: files dns' >"$target/etc/nsswitch.conf"
 chmod 1777 "$target/tmp"
+# What the packages' own scripts would have done.
+$python -m compileall -q --invalidation-mode unchecked-hash -s "$target" "$target/usr/lib/python3.11"
 ldconfig -r "$target"
 rm -rf "$debs" /tmp/status

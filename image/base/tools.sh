@@ -2,7 +2,7 @@
 # tools.sh LOCK
 # Fills the stage that builds: Python, and uv beside these scripts.
 set -eu
-. "$(dirname "$0")/machine.sh"
+. "$(dirname "$0")/common.sh"
 apt-get update -q
 apt-get install -y -q --no-install-recommends python3 python3-venv ca-certificates
 $python -m venv /opt/uv

@@ -1,7 +1,7 @@
 """This machine's settings for package sources, for build steps to see and images not to keep.
 
 Mirrors, proxies and certificates differ from one build machine to the next. They are written into a folder that is
-mounted while a step runs (image/base/machine.sh reads it), so they are in no layer and in no history.
+mounted while a step runs (image/base/common.sh reads it), so they are in no layer and in no history.
 """
 
 from __future__ import annotations

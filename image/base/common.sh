@@ -11,3 +11,14 @@ unset PYTHONDONTWRITEBYTECODE
 here=$(dirname "$0")
 python=/usr/bin/python3.11
 uv=$here/bin/uv
+
+# install_apart TARGET ARGUMENT...
+# Installs into /opt/sm70, and copies what that added to the same place below TARGET: a layer of its own.
+install_apart() {
+  apart=$1
+  shift
+  (cd /opt/sm70 && find . | sort) >/tmp/before
+  $uv pip install -q --compile-bytecode --python /opt/sm70/bin/python --no-deps "$@"
+  mkdir -p "$apart/opt/sm70"
+  (cd /opt/sm70 && find . | sort | comm -13 /tmp/before - | tar -c --no-recursion -T -) | tar -x -C "$apart/opt/sm70"
+}
