@@ -30,7 +30,7 @@ class Recipe:
     """One image. Sizes are in gigabytes and serve the disk budget; docs/operations/images.md has the measured ones."""
 
     name: str
-    inputs: tuple[str, ...]  # of the lower part, besides image/NAME and what every image shares
+    inputs: tuple[str, ...]  # of the lower part, besides the Dockerfile and what every image shares
     building: float  # free space that building the lower part takes for a while
     kept: float  # of which this much stays, in buildah's storage and in archives
     exported: bool = True  # as archives for a cluster; otherwise only built, checked and recorded
@@ -70,6 +70,6 @@ class Keys:
         """The keys of the checkout at `root`."""
         base = content_key([("suite", BASE_SUITE.encode()), ("options", "\0".join(BASE_OPTIONS).encode())])
         tools = content_key([("base", base.encode()), *files_under(root, TOOLS)])
-        lower = content_key([("tools", tools.encode()), *files_under(root, (f"image/{recipe.name}", *recipe.inputs))])
+        lower = content_key([("tools", tools.encode()), *files_under(root, (recipe.dockerfile, *recipe.inputs))])
         image = content_key([("lower", lower.encode()), *files_under(root, SOURCES)])
         return cls(base, tools, lower, image)
