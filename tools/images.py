@@ -87,6 +87,11 @@ def image_archives(names: Iterable[str], root: Path = ROOT) -> dict[str, ImageIn
     return {name: _info(name, keys[name]) for name in names}
 
 
+def check_record(name: str) -> Path:
+    """Where the result of an image's check lies."""
+    return folder() / f"{name}.check"
+
+
 def _record(name: str, key: str) -> Path:
     return folder() / f"{name}-{key}.json"
 
@@ -140,12 +145,18 @@ class Builder:
         if lower not in tags:
             with step(f"{recipe.name}: packages (the part that an edit of the code leaves alone)"):
                 self.storage.build(
-                    lower, self.root, recipe.dockerfile, base=base, log=log, target="lower", contexts=ready
-                )
+                    lower, self.root, recipe.dockerfile, base=base, log=log, target="lower", contexts=ready,
+                    share_downloads=recipe.exported,
+                )  # fmt: skip
         with step(f"{recipe.name}: this repository's wheel"):
             contexts = {**ready, "lower": lower}
             self.storage.build(reference, self.root, recipe.dockerfile, base=base, log=log, contexts=contexts)
         archives = self._export(recipe, keys, lower, reference) if recipe.exported else ()
+        if recipe.check:
+            with step(f"{recipe.name}: {recipe.check}, in the image"):
+                mounts = {self.root / recipe.check: "/mnt/check.py"}
+                found = self.storage.run_in(reference, ["/opt/sm70/bin/python", "/mnt/check.py"], mounts)
+            check_record(recipe.name).write_text(found)
         manifest = self.storage.manifest(reference)
         sizes = tuple(layer.size for layer in manifest.layers)
         info = ImageInfo(
@@ -193,7 +204,7 @@ class Builder:
         for archive in folder().glob("*.tar"):
             if archive not in needed:
                 archive.unlink()
-        names = {image for info in kept for image in (info.reference, info.lower)}
+        names = {image for info in kept if info.archives for image in (info.reference, info.lower)}
         current = {Keys.of(recipe, self.root) for recipe in RECIPES.values()}
         names |= {f"localhost/base:{keys.base}" for keys in current}
         names |= {f"localhost/tools:{keys.tools}" for keys in current}

@@ -95,13 +95,12 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run(command: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Runs a command and returns its output; raises `ToolError` with the end of its output when it fails."""
-    result = subprocess.run(
-        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    """Runs a command and returns its standard output; raises `ToolError` with the end of what it said when it fails."""
+    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         words = " ".join(str(word) for word in command)
-        raise ToolError(f"`{words}` ended with status {result.returncode}:\n{result.stdout[-4000:].strip()}")
+        said = f"{result.stdout}\n{result.stderr}".strip()
+        raise ToolError(f"`{words}` ended with status {result.returncode}:\n{said[-4000:]}")
     return result.stdout
 
 

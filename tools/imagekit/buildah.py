@@ -85,9 +85,12 @@ class Storage:
 
     def build(
         self, image: str, root: Path, dockerfile: str, *, base: str, log: Path, target: str | None = None,
-        contexts: Mapping[str, str] | None = None,
+        contexts: Mapping[str, str] | None = None, share_downloads: bool = True,
     ) -> None:  # fmt: skip
-        """Builds a stage (by default the last) of a Dockerfile. `contexts` are ready images in place of stages."""
+        """Builds a stage (by default the last) of a Dockerfile. `contexts` are ready images in place of stages.
+
+        Downloads come from uv's cache and go there, except that without `share_downloads` they are not kept.
+        """
         words: list[str | Path] = ["bud", "--layers", "--timestamp", "0", "--build-arg", f"BASE={base}"]
         words += ["-t", image, "-f", root / dockerfile]
         if target:
@@ -96,10 +99,13 @@ class Storage:
             words += ["--build-context", f"{stage}=container-image://{ready}"]
         with tempfile.TemporaryDirectory(dir=self.folder) as settings:
             machine.write(Path(settings), BASE_SUITE)
-            cache = Path(uv("cache", "dir").strip())
+            words += ["--volume", f"{settings}:{machine.MOUNTED}:ro"]
+            cache = Path(uv("cache", "dir").strip()) if share_downloads else self.folder / "scratch" / "downloads"
             cache.mkdir(parents=True, exist_ok=True)
-            words += ["--volume", f"{settings}:{machine.MOUNTED}:ro", "--volume", f"{cache}:{machine.MOUNTED}/uv-cache"]
+            words += ["--volume", f"{cache}:{machine.MOUNTED}/uv-cache"]
             self._buildah(*words, root, log=log)
+            if not share_downloads:
+                shutil.rmtree(cache)
 
     def _name(self, image: str) -> str:
         return f"containers-storage:[overlay@{self.layers}+{self.folder / 'run'}]{image}"

@@ -33,7 +33,8 @@ class Recipe:
     inputs: tuple[str, ...]  # of the lower part, besides the Dockerfile and what every image shares
     building: float  # free space that building the lower part takes for a while
     kept: float  # of which this much stays, in buildah's storage and in archives
-    exported: bool = True  # as archives for a cluster; otherwise only built, checked and recorded
+    exported: bool = True  # as archives for a cluster; otherwise built, checked, recorded and removed again
+    check: str = ""  # a program that is run inside the finished image and prints JSON, which is recorded
 
     @property
     def dockerfile(self) -> str:
@@ -51,6 +52,7 @@ RECIPES: Mapping[str, Recipe] = {
             building=26.0,
             kept=0.0,
             exported=False,
+            check="image/engine-sm70/import_sweep.py",
         ),
     )
 }
