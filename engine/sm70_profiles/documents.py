@@ -19,6 +19,8 @@ from sm70_profiles.base import printable
 from sm70_profiles.profile import Profile
 
 MAX_DOCUMENT_BYTES = 256 * 1024
+MAX_STREAM_BYTES = 1 << 20
+MAX_DOCUMENTS = 64
 MAX_DEPTH = 24
 MAX_NODES = 20_000
 _TOML_START = re.compile(r"""[A-Za-z0-9_."'-]+\s*=|\[[A-Za-z0-9_."'-]+\]\s*$""")
@@ -64,6 +66,15 @@ def parse_profile(text: str | bytes) -> Profile:
     """The profile that a YAML, JSON or TOML document holds. Raises DocumentError."""
     value = parse_document(text, "a profile")
     return _validated(Profile, value)
+
+
+def parse_documents(data: bytes, what: str = "a file") -> list[dict[str, Any]]:
+    """The mappings of a YAML stream, `---` between them; empty documents are passed over. Raises DocumentError."""
+    parts = re.split(rb"^---[ \t]*(?:#.*)?$", data, flags=re.MULTILINE)
+    if len(data) > MAX_STREAM_BYTES or len(parts) > MAX_DOCUMENTS:
+        raise DocumentError(f"{what} must not exceed {MAX_STREAM_BYTES} bytes or {MAX_DOCUMENTS} documents")
+    blank = re.compile(rb"(?:\s|#[^\n]*(?:\n|$))*\Z")
+    return [parse_document(part, what) for part in parts if not blank.match(part)]
 
 
 def parse_document(text: str | bytes, what: str = "a document") -> dict[str, Any]:

@@ -40,7 +40,9 @@ FileName = Annotated[
 ]
 Repository = Annotated[
     str,
-    StringConstraints(min_length=3, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    StringConstraints(
+        min_length=3, max_length=200, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*|unknown)$"
+    ),
 ]
 Sentence = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 
