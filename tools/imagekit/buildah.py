@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,16 @@ def check_programs() -> None:
         raise ToolError(f"images need {', '.join(PROGRAMS)}; install: apt-get install {' '.join(missing)}")
 
 
+@functools.cache
+def _propagation() -> str:
+    """How mounts are kept to the process that makes them: they go with it, even if it is killed.
+
+    Inside a chroot the root is no mount, so it cannot be made private there; who made the chroot has to see to it.
+    """
+    private = ["unshare", "--mount", "--propagation", "private", "true"]
+    return "private" if subprocess.run(private, capture_output=True, check=False).returncode == 0 else "unchanged"
+
+
 @dataclass(frozen=True)
 class Storage:
     """Images as buildah keeps them, below `folder`. One process at a time may use it."""
@@ -36,8 +47,7 @@ class Storage:
         scratch = self.folder / "scratch"  # on the storage's disk: /tmp may be small
         scratch.mkdir(parents=True, exist_ok=True)
         variables = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay", "TMPDIR": str(scratch)}
-        # Mounts of a private namespace go with its last process, even if that is killed.
-        words = ["unshare", "--mount", "--propagation", "private", *command]
+        words = ["unshare", "--mount", "--propagation", _propagation(), *command]
         if log is None:
             return run(words, env=clean_environment(variables))
         with log.open("a") as file:
