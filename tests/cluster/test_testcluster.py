@@ -81,6 +81,16 @@ def pod(name: str, gpus: int = 0, **spec: Any) -> dict[str, Any]:
     }
 
 
+def service(name: str) -> dict[str, Any]:
+    """The Service in front of the pod of this name, on port 80."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": 8080}]},
+    }
+
+
 def start(cluster: Cluster, *pods: dict[str, Any]) -> None:
     cluster.apply(*pods)
     names = [f"pod/{item['metadata']['name']}" for item in pods]
@@ -183,13 +193,7 @@ def test_a_claim_of_the_default_class_becomes_a_folder_of_the_node(own: Cluster)
 
 def test_services_have_names_and_reach_pods_on_other_nodes(own: Cluster) -> None:
     far, near = ({"kubernetes.io/hostname": node} for node in own.nodes)
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "server", "namespace": NAMESPACE},
-        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
-    }
-    own.apply(service)
+    own.apply(service("server"))
     start(own, pod("server", nodeSelector=far), pod("client", nodeSelector=near))
     assert probe(own, "client", "get", f"http://server.{NAMESPACE}.svc.cluster.local") == "server"
     with pytest.raises(CommandError, match="no such host"):
@@ -235,12 +239,25 @@ def test_killed_daemons_are_started_again_and_pods_do_not_notice(own: Cluster) -
     delete(own, "steady")
 
 
-def test_a_crashed_hub_comes_back_with_its_data(own: Cluster) -> None:
-    own.kubectl("create", "configmap", "-n", NAMESPACE, "survivor")
+def test_a_crashed_hub_comes_back_with_its_data_and_the_nodes_follow_it(own: Cluster) -> None:
+    start(own, pod("survivor"))
     own.crash("hub")
     assert own.raw("/readyz") is None
     own.up()
-    assert own.get("configmap", "survivor", NAMESPACE) is not None
+    own.apply(service("survivor"))
+
+    def answer() -> bytes:
+        address = (own.get("service", "survivor", NAMESPACE) or {})["spec"]["clusterIP"]
+        try:
+            found: bytes = urllib.request.urlopen(f"http://{address}", timeout=2).read()
+        except OSError:
+            return b""
+        return found
+
+    until(lambda: answer() == b"survivor", "kube-proxy follows the new hub", seconds=30)
+    status = (own.get("pod", "survivor", NAMESPACE) or {})["status"]
+    assert status["containerStatuses"][0]["restartCount"] == 0
+    delete(own, "survivor")
 
 
 def test_a_cut_cable_and_a_cut_power_supply_are_noticed_and_heal(own: Cluster) -> None:

@@ -166,7 +166,13 @@ class Cluster(Client):
 
     def crash(self, machine: str) -> None:
         """Cuts the machine's power: its processes end at once, its disk stays."""
+        layout = self.layout
         self.machine(machine).halt()
+        # A dead machine's network outlives it while TCP retries; without the cable all others see the same at once.
+        if machine == layout.hub.name:
+            network.unplug(self.folder)
+        elif layout.hub.pid() is not None:
+            layout.hub.unplug(machine)
 
     def partition(self, node: str) -> None:
         """Pulls a node's cable. The host reaches Services through node-1, so rather take another."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testcluster import daemons, network
+from testcluster.errors import ClusterError
 from testcluster.files import Node
 from testcluster.gpus import RESOURCE
 from testcluster.images import Archive, read_archive
@@ -24,6 +25,8 @@ from testcluster.progress import step
 from testcluster.store import Stores, import_archive, start_containerd
 
 READY_SECONDS = 120
+# After a crash of the hub, the others' idle connections to it look healthy until they ask; the default is after 45 s.
+KEEPALIVE = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "3"}
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ class Launcher:
             starts = [pool.submit(self._start_node, node) for node in layout.nodes]
             _all([*starts, *(pool.submit(self._add_images, node, archives) for node in old)])
         with step("nodes Ready"):
-            until(self._ready, "nodes Ready, with their GPUs, DNS and a service account", seconds=READY_SECONDS)
+            try:
+                until(self._ready, "the cluster is ready", seconds=READY_SECONDS)
+            except TimeoutError as error:
+                raise ClusterError(f"{error}; still awaited: {', '.join(self._pending())}") from None
 
     def _start(self, machine: Machine, name: str, command: Sequence[str]) -> None:
-        path = {"PATH": f"{self.layout.programs}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCE.parent)}
-        machine.start(name, command, path)
+        machine.start(name, command, self._path | KEEPALIVE | {"PYTHONPATH": str(SOURCE.parent)})
 
     def _start_control_plane(self) -> None:
         layout, hub = self.layout, self.layout.hub
@@ -103,19 +108,27 @@ class Launcher:
                     import_archive(node, self.layout.programs, archive)
 
     def _ready(self) -> bool:
-        layout = self.layout
-        for node in layout.nodes:
-            for daemon in daemons.node_daemons(layout.options):
+        return next(self._pending(), None) is None
+
+    def _pending(self) -> Iterator[str]:
+        """What is not ready yet, in the user's words."""
+        api, nodes = self.layout.api, self.layout.nodes
+        for node in nodes:
+            for daemon in daemons.node_daemons(self.layout.options):
                 node.alive(daemon)
         statuses = {node["metadata"]["name"]: node["status"] for node in self._items("/api/v1/nodes")}
-        # A rebooted node's last status is still Ready; that its kubelet answers is news.
-        return (
-            all(self._usable(statuses.get(node.name, {})) for node in layout.nodes)
-            and all(layout.api.get(f"/api/v1/nodes/{node.name}/proxy/healthz") is not None for node in layout.nodes)
-            and layout.api.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
-            and (not self._dra or len(self._items("/apis/resource.k8s.io/v1/resourceslices")) >= len(layout.nodes))
-            and _dns_ready(layout.network.hub)
-        )
+        for node in nodes:
+            if not self._usable(statuses.get(node.name, {})):
+                yield f"{node.name} is Ready with its GPUs"
+            # A rebooted node's last status is still Ready; that its kubelet answers is news.
+            elif api.get(f"/api/v1/nodes/{node.name}/proxy/healthz") is None:
+                yield f"the kubelet of {node.name} answers"
+        if api.get("/api/v1/namespaces/default/serviceaccounts/default") is None:
+            yield "there is a default service account"
+        if self._dra and len(self._items("/apis/resource.k8s.io/v1/resourceslices")) < len(nodes):
+            yield "every node has a ResourceSlice"
+        if not _dns_ready(self.layout.network.hub):
+            yield "DNS is ready"
 
     @property
     def _dra(self) -> bool:

@@ -36,6 +36,8 @@ KERNEL = {
     "kernel/keys/root_maxkeys": 1000000,
     "kernel/keys/root_maxbytes": 25000000,
 }
+# Of the machine's own network. A connection to a machine that lost its power or cable ends after 6 s, not 15 min.
+NETWORK = {"net.ipv4.ip_forward": 1, "net.ipv4.tcp_retries2": 4}
 # Entering a mount namespace leads to its root, which inside a plain chroot is the host's. Such a machine gets a root
 # of its own: the chroot's folder, mounted on itself.
 OWN_ROOT = """exec 9</
@@ -106,7 +108,7 @@ class Machine:
         until(lambda: self.pid() is not None or process.poll() is not None, f"machine {self.name} booted")
         if self.pid() is None:
             raise RuntimeError(f"{self.name} did not boot: {self._last_words('machine')}")
-        self.sysctl({"net.ipv4.ip_forward": 1})
+        self.sysctl(NETWORK)
         self.ip("link set lo up")
         return True
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testcluster.errors import ClusterError
+from testcluster.errors import ClusterError, CommandError
 from testcluster.machine import Machine, ip, links
 
 PREFIX = "sm70-test"
@@ -164,4 +164,7 @@ def wired(hub: Machine, node: Machine) -> bool:
 
 
 def delete(link: str) -> None:
-    subprocess.run(["ip", "link", "delete", link], check=True)
+    """Removes a network device; the kernel may remove it meanwhile, because its other end dies."""
+    done = subprocess.run(["ip", "link", "delete", link], capture_output=True, text=True, check=False)
+    if done.returncode and link in links():
+        raise CommandError(["ip", "link", "delete", link], done.returncode, done.stderr)
