@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 def main(words: Sequence[str] | None = None) -> int:
     try:
         return run(parser().parse_args(words))
-    except (ClusterError, RuntimeError, TimeoutError) as error:
+    except (RuntimeError, TimeoutError, subprocess.CalledProcessError) as error:
         print(f"testcluster: {error}", file=sys.stderr)
         return 1
 

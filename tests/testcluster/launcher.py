@@ -26,7 +26,7 @@ from testcluster.store import Stores, import_archive, start_containerd
 
 READY_SECONDS = 120
 # After a crash of the hub, the others' idle connections to it look healthy until they ask; the default is after 45 s.
-KEEPALIVE = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "3"}
+KEEPALIVE = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "3", "HTTP2_PING_TIMEOUT_SECONDS": "2"}
 
 
 @dataclass(frozen=True)
