@@ -45,7 +45,7 @@ cd /
 # shellcheck disable=SC2086  # one NAME=value a word
 exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   LANG=C.UTF-8 $settings \
-  /bin/sh -c "cd /srv/sm70 && df -h / && time make $target; code=\$?; make clean-cluster; exit \$code"
+  /bin/sh -c "cd /srv/sm70 && make $target; code=\$?; make clean-cluster; exit \$code"
 EOF
 start=$(date +%s)
 code=0
