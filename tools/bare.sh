@@ -13,7 +13,7 @@ bare=${SM70_CACHE:-$HOME/.cache/sm70}/bare
 root=$bare/root
 [ "$(id -u)" = 0 ] || { echo "bare: must run as root (chroot and mounts)" >&2; exit 2; }
 free=$(df --output=avail -BG "$(dirname "$bare")" | tail -1 | tr -dc 0-9)
-[ "$free" -ge 45 ] || { echo "bare: needs 45 GB of free disk for a second set of caches; found $free GB" >&2; exit 2; }
+[ "$free" -ge 40 ] || { echo "bare: needs 40 GB of free disk for a second set of caches; found $free GB" >&2; exit 2; }
 
 rm -rf "$bare"
 mkdir -p "$bare"
