@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
@@ -38,11 +39,10 @@ class Document(BaseModel):
 
 def quantity_bytes(quantity: str) -> int:
     """The bytes that a `Quantity` stands for. Raises ValueError for anything that the type refuses."""
+    if re.fullmatch(QUANTITY_PATTERN, quantity) is None:
+        raise ValueError(f"`{printable(quantity, 40)}` is not a quantity of bytes such as `16Gi`")
     digits = quantity.rstrip("KMGTi")
-    unit = quantity[len(digits) :]
-    if not digits.isdecimal() or unit not in QUANTITY_UNITS:
-        raise ValueError(f"`{quantity}` is not a quantity of bytes such as `16Gi`")
-    return int(digits) * QUANTITY_UNITS[unit]
+    return int(digits) * QUANTITY_UNITS[quantity[len(digits) :]]
 
 
 def printable(text: str, limit: int = 1024) -> str:

@@ -7,7 +7,6 @@ only a shell could compute is refused.
 from __future__ import annotations
 
 import re
-import shlex
 
 from sm70_profiles.base import printable
 from sm70_profiles.reasons import Refusal, RefusalCode
@@ -83,7 +82,7 @@ LEFT_TO_THE_POD = frozenset(
 """Knobs of the launcher's own machine, which a pod and its operator have other means for."""
 KNOBS = BOOLEANS | OTHER | LEFT_TO_THE_POD
 
-_ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
+_ASSIGNMENT = re.compile(r"""([A-Za-z_][A-Za-z0-9_]*)=("(?:[^"\\]|\\.)*"|'[^']*'|\$\{[^{}]*\}|[^\s"';&|]*)(?=\s|;|$)""")
 _DEFAULTED = re.compile(r"^\$\{([A-Za-z_][A-Za-z0-9_]*):?-([^${}`]*)\}$")
 
 
@@ -111,23 +110,16 @@ def read_environment(text: str | bytes) -> tuple[dict[str, str], tuple[Refusal, 
 
 
 def _assignments(line: str) -> list[tuple[str, str]]:
-    """The assignments of one line: one of its own, or several words after `export`."""
-    if not line or line.startswith("#"):
-        return []
-    exported = line.removeprefix("export ").strip() if line.startswith("export ") else line
-    match = _ASSIGNMENT.match(exported)
-    if match is None:
-        return []
-    try:
-        words = shlex.split(exported, comments=True, posix=False)
-    except ValueError:
-        return [(match.group(1), match.group(2))]
-    found = [_ASSIGNMENT.match(word) for word in words]
-    if line.startswith("export ") and all(found):
-        return [(one.group(1), one.group(2)) for one in found if one]
-    first = found[0] if found else None
-    # `NAME=value command` sets the variable for the command, which is what a start line does.
-    return [(first.group(1), first.group(2))] if first else []
+    """The assignments at the start of a line; after them may stand a command, for which they are set."""
+    rest = line.removeprefix("export ").lstrip()
+    found = []
+    while match := _ASSIGNMENT.match(rest):
+        found.append((match.group(1), match.group(2)))
+        rest = rest[match.end() :].lstrip(" \t;")
+    if not found and (name := re.match(r"([A-Za-z_][A-Za-z0-9_]*)=", rest)):
+        # An assignment that cannot be read must not look as if it were not there.
+        found.append((name.group(1), "$"))
+    return found
 
 
 def _value(raw: str) -> str | None:

@@ -19,7 +19,17 @@ from sm70_profiles.reasons import Notice, NoticeCode, Refusal, RefusalCode, Seve
 from sm70_profiles.resolver import ServeRequest, leaves
 from sm70_profiles.resource import DRAFT_MOUNT, TARGET_MOUNT, resource
 from sm70_profiles.settings import LongContextKernel, Overrides, merge
-from sm70_profiles.typed import Tree, UnreadableError, dynamic_tokens, nested, number, read_options, share, validated
+from sm70_profiles.typed import (
+    Tree,
+    UnreadableError,
+    dynamic_tokens,
+    join,
+    nested,
+    number,
+    read_options,
+    share,
+    validated,
+)
 
 CONTEXTS = ("fast", "long", "huge")
 METHODS = {"mtp": "mtp", "dflash2": "dflash2", "off": "off", "none": "off"}
@@ -145,7 +155,7 @@ class _Importer:
 
     def _set(self, path: str, value: Any) -> None:
         if value is not None:
-            _join(self._tree, nested(path, value))
+            join(self._tree, nested(path, value))
 
     def _take(self, name: str, path: str, convert: Callable[[str], Any] = str) -> None:
         """Sets a setting from a knob; a value that does not convert is refused."""
@@ -389,11 +399,3 @@ def _rows(text: str) -> list[Tree]:
         return dynamic_tokens(json.loads(text))
     except (ValueError, RecursionError):
         raise UnreadableError("must be a JSON list of [first batch, last batch, tokens]") from None
-
-
-def _join(tree: Tree, more: Tree) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict) and key != "prefix_retention":
-            _join(tree[key], value)
-        else:
-            tree[key] = value

@@ -156,7 +156,8 @@ def layers_per_group(rule: KvGroups, kinds: tuple[int, ...], draft: int) -> int:
         low, high = min(present), max(present)
         return high if high < 1.5 * low else low
     common = gcd(*(count for count in kinds if count))
-    return next((size for size in range(1, common + 1) if common % size == 0 and size >= draft), common)
+    fitting = (size for size in range(draft, common) if size and common % size == 0)
+    return next(fitting, common) if draft else common
 
 
 def layout(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,7 @@ def read_options(words: Iterable[str], where: str = "extraArgs") -> Typed:
         if isinstance(reader, Valued) and not given:
             value = pending.pop(0) if pending else ""
         try:
-            _join(tree, reader.read(value))
+            join(tree, reader.read(value))
         except UnreadableError as error:
             refusals.append(_unreadable(where, option, str(error), value))
     settings, invalid = _validated(tree, where)
@@ -261,12 +262,13 @@ _READERS: dict[str, Valued | Bare] = {
 """How each typed option is read."""
 
 
-def _join(tree: Tree, more: Tree) -> None:
+def join(tree: Tree, more: Tree) -> None:
+    """Adds nested mappings to others; a choice (one of several) is replaced whole. `more` stays as it is."""
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(tree.get(key), dict) and key != "prefix_retention":
-            _join(tree[key], value)
+            join(tree[key], value)
         else:
-            tree[key] = value
+            tree[key] = deepcopy(value)
 
 
 def validated(tree: Tree) -> Overrides:
