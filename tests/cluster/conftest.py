@@ -31,7 +31,7 @@ def cluster_images(built: dict[str, images.ImageInfo]) -> Sequence[Path]:
 @pytest.fixture(scope="session")
 def stack(cluster: Cluster, built: dict[str, images.ImageInfo], tmp_path_factory: pytest.TempPathFactory) -> Stack:
     engine = built["engine-cpu"].reference
-    cluster.kubectl("create", "namespace", NAMESPACE)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     key = secrets.token_urlsafe(24)
     secret = {
         "apiVersion": "v1",

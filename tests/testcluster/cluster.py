@@ -216,7 +216,9 @@ class Cluster(Client):
                 f"the cluster in {self.folder} must have the same options, but has other {', '.join(other)};"
                 " take it down first, or use another name"
             )
-        return replace(there, images=tuple(dict.fromkeys([*there.images, *self._wanted.images])))
+        # What is on the nodes stays there; its archive may have been replaced by a newer image's since.
+        kept = [path for path in there.images if path.exists()]
+        return replace(there, images=tuple(dict.fromkeys([*kept, *self._wanted.images])))
 
     def _unknown(self, archives: Sequence[Archive]) -> list[Archive]:
         """Those that will be unpacked now."""
