@@ -121,7 +121,8 @@ class Builder:
         need = 1.0 + sum(recipe.kept for recipe in new)
         need += max((recipe.building - recipe.kept for recipe in new), default=0.0)
         free = shutil.disk_usage(folder()).free / 1e9
-        parts = [f"{recipe.name} {recipe.kept:g} GB" for recipe in new] or ["only this repository's code"]
+        sizes = [(recipe.name, recipe.kept or recipe.building) for recipe in new]
+        parts = [f"{name} {size:g} GB" for name, size in sizes] or ["only this repository's code"]
         say(f"images: to build {', '.join(parts)}; takes up to {need:.0f} GB, {free:.0f} GB are free in {folder()}")
         if free < need:
             raise ToolError(f"{need:.0f} GB must be free in {folder()}, and {free:.0f} GB are: make room there")

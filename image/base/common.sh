@@ -17,8 +17,7 @@ uv=$here/bin/uv
 install_apart() {
   apart=$1
   shift
-  (cd /opt/sm70 && find . | sort) >/tmp/before
+  $python "$here/added.py" list /opt/sm70 >/tmp/before
   $uv pip install -q --compile-bytecode --python /opt/sm70/bin/python --no-deps "$@"
-  mkdir -p "$apart/opt/sm70"
-  (cd /opt/sm70 && find . | sort | comm -13 /tmp/before - | tar -c --no-recursion -T -) | tar -x -C "$apart/opt/sm70"
+  $python "$here/added.py" copy /opt/sm70 /tmp/before "$apart"
 }
