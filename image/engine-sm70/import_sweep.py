@@ -9,6 +9,7 @@ stand-in here, as it will find the plugin's on a GPU; so what fails does so for 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import logging
 import os
