@@ -8,6 +8,7 @@ not start and says which.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm70_engine.acceleration.capabilities import provide
@@ -60,13 +61,13 @@ class MissingHookError(RuntimeError):
     """This vLLM is not one that the plugin was made for."""
 
 
-def check() -> None:
+def check(wanted: Sequence[Hook] = HOOKS) -> None:
     """Raises MissingHookError, which names every missing hook."""
     import vllm
 
     if not vllm.__version__.startswith(f"{VLLM_VERSIONS}."):
         raise MissingHookError(f"sm70_engine needs vLLM {VLLM_VERSIONS}; found {vllm.__version__}")
-    missing = [f"{hook.module}.{hook.attribute} ({hook.used_for})" for hook in HOOKS if not hook.exists()]
+    missing = [f"{hook.module}.{hook.attribute} ({hook.used_for})" for hook in wanted if not hook.exists()]
     if missing:
         raise MissingHookError(f"sm70_engine: vLLM {vllm.__version__} lacks the hooks {', '.join(missing)}")
     from vllm.platforms import current_platform

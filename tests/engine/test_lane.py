@@ -1,0 +1,62 @@
+"""What needs the lane's packages and no server: transformers' reading of the model, and our package standing aside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.server import environment
+from sm70_engine.tinymodel.chains import CHAINS
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.termination import parse_termination
+
+pytestmark = pytest.mark.engine
+
+
+def in_lane(lane: Path, folder: Path, *arguments: str) -> dict[str, Any]:
+    script = Path(__file__).with_name("in_lane.py")
+    process = subprocess.run(
+        [str(lane), str(script), *arguments], env=environment(folder), capture_output=True, text=True, timeout=240
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return found
+
+
+def test_transformers_reads_the_model_and_recites_the_same(lane: Path, models: Path, tmp_path: Path) -> None:
+    found = in_lane(lane, tmp_path, "reference", str(models / "plain"))
+    assert found["model"] == "Qwen3_5ForCausalLM"
+    assert found["unexpected"] == []
+    for chain in CHAINS:
+        assert found["answers"][chain.kind] == {"text": chain.text, "tokens": len(chain.pieces) + 1}
+    # The operator reads the very values that the generator wrote, and multiplies them to the input's precision.
+    assert found["weights_equal"]
+    assert found["codes_in_use"] >= 14
+    assert found["largest_error"] < 2**-8
+    assert found["dtype"] == "torch.bfloat16"
+
+
+def test_without_sm70_serve_nothing_of_vllm_is_changed(lane: Path, tmp_path: Path) -> None:
+    found = in_lane(lane, tmp_path, "aside")
+    assert found["platform"] == "vllm.platforms.cpu.CpuPlatform"
+    assert found["layers"] == []
+    assert found["modelopt"] == "vllm.model_executor.layers.quantization.modelopt"
+    assert [name for name in found["ours"] if not name.startswith("sm70_engine.plugin")] == ["sm70_engine.session"]
+    assert found["ours"] == ["sm70_engine.plugin", "sm70_engine.plugin.entrypoints", "sm70_engine.session"]
+    # And where it is active, a vLLM that it was not made for is refused by the name of what is missing.
+    assert "vllm.platforms.cpu.CpuPlatform.something_new (a test)" in found["missing_hook"]
+    assert "CpuPlatform, not ours" in found["other_platform"]
+
+
+def test_a_missing_model_ends_with_its_reason(lane: Path, tmp_path: Path) -> None:
+    command = [str(lane.parent / "sm70-serve"), "/nowhere/model", "--profile", "tiny_hybrid_reference"]
+    process = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    words = parse_termination((tmp_path / "termination-log").read_text())
+    assert words is not None
+    assert words.reason is TerminationReason.PATH_NOT_FOUND
+    assert "/nowhere/model" in words.message
