@@ -4,6 +4,7 @@
 #
 #   tools/bare.sh [TARGET]     default: demo; the root file system goes to $SM70_CACHE/bare and is removed afterwards
 #                              unless SM70_KEEP_BARE=1
+# It shares the host's network, so it takes down its own cluster by name: `make clean-cluster` would find everybody's.
 # The machine's package-source settings (apt, certificates, name resolution, pip's and Go's variables) are bound into it;
 # they are the machine's own and no part of what is shown.
 set -eu
@@ -44,8 +45,8 @@ settings=$(env | grep -E '^(PIP_CERT|PIP_INDEX_URL|SSL_CERT_FILE|SSL_CERT_DIR|GO
 cd /
 # shellcheck disable=SC2086  # one NAME=value a word
 exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-  LANG=C.UTF-8 $settings \
-  /bin/sh -c "cd /srv/sm70 && make $target; code=\$?; make clean-cluster; exit \$code"
+  LANG=C.UTF-8 PYTHONPATH=tests:tools $settings \
+  /bin/sh -c "cd /srv/sm70 && make $target; code=\$?; .venv/bin/python -m testcluster down --name demo; exit \$code"
 EOF
 start=$(date +%s)
 code=0
