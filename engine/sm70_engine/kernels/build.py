@@ -20,7 +20,7 @@ from pathlib import Path
 
 from . import nvrtc, sass, toolchain
 from .errors import KernelError
-from .families import FAMILIES, HEADERS, SOURCES, Family
+from .families import CALIBRATION, FAMILIES, HEADERS, SOURCES, Family
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -172,7 +172,7 @@ def read_facts(path: Path) -> FamilyFacts:
 
 def export(target: Path, variants: Iterable[Variant] = (PLAIN,)) -> Path:
     """Builds and copies everything into `target`: NAME.cubin, NAME.ptx, NAME.VARIANT.ptx and one manifest."""
-    built = build(variants=variants)
+    built = build((*FAMILIES, CALIBRATION), variants)
     target.mkdir(parents=True, exist_ok=True)
     families = {}
     for (name, variant), path in built.items():

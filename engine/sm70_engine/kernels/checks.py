@@ -13,6 +13,7 @@ Tolerances bound the roundings that the kernels are specified to make, and nothi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -269,7 +270,7 @@ def run_decode(backend: Backend, case: DecodeCase, data: DecodeData, launches: i
     partial = backend.put(poison(plan.partial_floats, np.float32))
     stats = backend.put(poison(plan.stats_floats, np.float32))
     q, cache, table, lengths = (backend.put(x) for x in (data.q, data.cache, data.table, data.lengths))
-    launch = plan.launch(
+    work = plan.launches(
         q=q.address,
         out=out.address,
         cache=cache.address,
@@ -283,7 +284,7 @@ def run_decode(backend: Backend, case: DecodeCase, data: DecodeData, launches: i
         out_stride=width + 16,
         softmax_scale=case.dim**-0.5,
     )
-    for _ in range(launches):
+    for launch in work * launches:
         backend.run(launch)
     result = out.read()
     shape = (len(case.lengths), case.heads, case.group, case.dim)
@@ -347,18 +348,26 @@ class LinearCase:
         return f"{(self.tile or plans.linear_tile(self.m, self.n)).kernel} m{self.m} n{self.n} k{self.k}"
 
 
+@functools.lru_cache(maxsize=1)
+def _linear_weight(n: int, k: int, seed: int) -> tuple[Array, Array]:
+    """Random weights over their whole range: as FP64 [n, k], and packed."""
+    rng = np.random.default_rng([seed, n, k])
+    codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (n, k // repack.GROUP), dtype=np.uint8)
+    return repack.dequantize(codes, scales), repack.repack(codes, scales)
+
+
 def check_linear(backend: Backend, case: LinearCase, seed: int = 0) -> Result:
     """One case, weights over their whole range, outputs up to thousands."""
+    weight, words = _linear_weight(case.n, case.k, seed)
     rng = np.random.default_rng([seed, case.m, case.n, case.k])
-    codes = rng.integers(0, 256, (case.n, case.k // 2), dtype=np.uint8)
-    scales = rng.integers(0, 0x7F, (case.n, case.k // repack.GROUP), dtype=np.uint8)
     scale = 0.0173
     a = np.full((case.m + 3, case.k + 24), np.nan, np.float16)
     a[: case.m, : case.k] = rng.standard_normal((case.m, case.k)) * 0.25
-    weight, x = repack.dequantize(codes, scales), a[: case.m, : case.k].astype(np.float64)
+    x = a[: case.m, : case.k].astype(np.float64)
     want, size = x @ weight.T * scale, np.abs(x) @ np.abs(weight).T * scale
     out = backend.put(poison((case.m + 3, case.n + 16)))
-    packed, activations = backend.put(repack.repack(codes, scales)), backend.put(a)
+    packed, activations = backend.put(words), backend.put(a)
     backend.run(
         plans.linear(
             m=case.m,
@@ -386,10 +395,10 @@ def linear_cases(size: Size) -> Iterator[LinearCase]:
         Size.FULL: ((160, 1024), (40, 64), (4120, 256)),
         Size.DEVICE: ((4120, 5120), (5120, 1536), (5120, 4352), (8704, 5120), (40, 64), (264, 1024)),
     }[size]
-    for most, *variants in plans.LINEAR_TILES:
-        least = {8: 1, 16: 9, 32: 17, 64: 33}[most]
-        for tile in dict.fromkeys(variants):
-            for n, k in shapes:
+    for n, k in shapes:
+        for most, *variants in plans.LINEAR_TILES:
+            least = {8: 1, 16: 9, 32: 17, 64: 33}[most]
+            for tile in dict.fromkeys(variants):
                 for m in (least, most - 1, most) if size is not Size.SMALL or n > 64 else (least,):
                     yield LinearCase(m, n, k, tile)
 

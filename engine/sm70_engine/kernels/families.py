@@ -37,16 +37,16 @@ class Family:
 
 
 def _decode(kv_format: KvFormat) -> Family:
-    defines = [f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}"]
-    if kv_format is KvFormat.F16:
-        defines.append("-DFORMAT_F16=1")
     return Family(
         f"attention_decode_{kv_format}",
         "attention_decode.cu",
         f"one query token per sequence, {kv_format.upper()} pages of a multiple of 16 tokens, D 64/128/256, "
-        "1..16 query heads per KV head, optional sliding window, FP32 state, one launch",
-        tuple(Kernel(f"decode_{kv_format}_d{d}_r{r}", 256) for d in (64, 128, 256) for r in (1, 2)),
-        tuple(defines),
+        "1..16 query heads per KV head, optional sliding window, FP32 state and partials, ordered combine",
+        (
+            *(Kernel(f"decode_{kv_format}_d{d}_r{r}", 256) for d in (64, 128, 256) for r in (1, 2)),
+            *(Kernel(f"combine_{kv_format}_d{d}", 512, tensor_cores=False) for d in (64, 128, 256)),
+        ),
+        (f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}"),
     )
 
 
@@ -75,6 +75,21 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+# Of benchmarks only: built with the rest, part of no product path, not emulated.
+CALIBRATION = Family(
+    "calibration",
+    "calibration.cu",
+    "clock, useful read rate, launch cost and matrix rate of the card that a benchmark runs on",
+    (
+        Kernel("spin", 32, tensor_cores=False),
+        Kernel("nothing", 256, tensor_cores=False),
+        Kernel("read_stream", 256, tensor_cores=False),
+        Kernel("matrix_rate_dependent", 512),
+        Kernel("matrix_rate_independent", 512),
+    ),
+)
+
+
 def family(name: str) -> Family:
     """The family of that name; raises `KeyError`."""
-    return {x.name: x for x in FAMILIES}[name]
+    return {x.name: x for x in (*FAMILIES, CALIBRATION)}[name]

@@ -149,7 +149,7 @@ class AttentionArgs(ctypes.Structure):
         ("page", ctypes.c_int), ("table_stride", ctypes.c_int), ("block_stride", ctypes.c_int),
         ("value_offset", ctypes.c_int), ("token_stride", ctypes.c_int), ("head_stride", ctypes.c_int),
         ("q_stride", ctypes.c_int), ("out_stride", ctypes.c_int), ("group", ctypes.c_int), ("window", ctypes.c_int),
-        ("score_scale", ctypes.c_float), ("out_scale", ctypes.c_float),
+        ("splits", ctypes.c_int), ("score_scale", ctypes.c_float), ("out_scale", ctypes.c_float),
     ]  # fmt: skip
 
 
@@ -163,8 +163,9 @@ class DecodePlan:
     splits: int
     window: int = 0
 
-    GROUPS = 16
+    FUSED = 12
     WARPS = 8
+    COMBINE_WARPS = 16
 
     @property
     def row_tiles(self) -> int:
@@ -179,28 +180,27 @@ class DecodePlan:
     @property
     def partial_floats(self) -> int:
         """FP32 elements of the partial sums' workspace."""
-        slots = self.sequences * self.layout.heads * (self.splits + self.GROUPS)
-        return slots * self.row_tiles * 8 * self.layout.dim
+        return self.sequences * self.layout.heads * self.splits * self.row_tiles * 8 * self.layout.dim
 
     @property
     def stats_floats(self) -> int:
         """FP32 elements of the workspace for maxima and sums."""
-        return self.sequences * self.layout.heads * (self.splits + self.GROUPS) * self.row_tiles * 16
+        return self.sequences * self.layout.heads * self.splits * self.row_tiles * 16
 
     @property
     def tickets(self) -> int:
         """32-bit counters; zero before the first launch, and every launch leaves them zero."""
-        return self.sequences * self.layout.heads * (1 + self.GROUPS)
+        return self.sequences * self.layout.heads
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Dynamic shared memory of a CTA of the first launch."""
         rows, dim = self.row_tiles * 8, self.layout.dim
         q = rows * dim * 2 if self.row_tiles * dim > 256 or dim == 128 else 0
         tiles = min(4, self.row_tiles * dim // 32)
-        return q + self.WARPS * tiles * 1024 + (3 * 16 * rows + rows + 1) * 4
+        return q + self.WARPS * tiles * 1024 + (3 * self.FUSED * rows + rows + 1) * 4
 
-    def launch(
+    def launches(
         self,
         *,
         q: int,
@@ -217,8 +217,11 @@ class DecodePlan:
         softmax_scale: float,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
-    ) -> Launch:
-        """The launch. `*_stride` are halves from token to token, `table_stride` entries from sequence to sequence."""
+    ) -> tuple[Launch, ...]:
+        """One launch, or two with more than `FUSED` splits; in order, on one stream.
+
+        `*_stride` are halves from token to token, `table_stride` entries from sequence to sequence.
+        """
         layout, read = self.layout, self.layout.format.read_scale
         layout.check()
         _require(1 <= self.group <= 16, f"1 to 16 query heads may share a KV head, not {self.group}")
@@ -229,11 +232,18 @@ class DecodePlan:
         arguments = AttentionArgs(
             q, out, cache, block_table, lengths, partial, stats, tickets, layout.page, table_stride,
             layout.block_stride, layout.value_offset, layout.token_stride, layout.head_stride, q_stride, out_stride,
-            self.group, self.window, softmax_scale * math.log2(math.e) * key_scale * read, value_scale * read,
+            self.group, self.window, self.splits, softmax_scale * math.log2(math.e) * key_scale * read,
+            value_scale * read,
         )  # fmt: skip
         grid = (self.splits, layout.heads, self.sequences)
         family = f"attention_decode_{layout.format}"
-        return Launch(family, self.kernel, grid, self.WARPS * 32, self.shared_bytes, (arguments,))
+        first = Launch(family, self.kernel, grid, self.WARPS * 32, self.shared_bytes, (arguments,))
+        if self.splits <= self.FUSED:
+            return (first,)
+        grid = (self.row_tiles * layout.dim // 32, layout.heads, self.sequences)
+        shared = self.COMBINE_WARPS * (128 * 8 + 16 * 4) + self.splits * 32
+        name = f"combine_{layout.format}_d{layout.dim}"
+        return (first, Launch(family, name, grid, self.COMBINE_WARPS * 32, shared, (arguments,)))
 
 
 def decode_splits(layout: CacheLayout, sequences: int, group: int, sms: int = V100_SMS) -> int:

@@ -4,7 +4,7 @@ E4M3 (fn): 4 exponent bits (bias 7), 3 mantissa bits, no infinity, NaN = s111111
 byte of a half: 5 exponent bits (bias 15), 2 mantissa bits, largest finite 57344, infinities and NaN as in a half.
 
 Encoding rounds to nearest, ties to the even code, and saturates: what is beyond the largest finite value, infinities
-included, becomes the largest finite code with its sign. NaN becomes 0x7f with its sign. Decoding is exact, for NaN
+included, becomes the largest finite code with its sign. NaN becomes 0x7f. Decoding is exact, for NaN
 and infinities as well.
 """
 
@@ -52,5 +52,5 @@ def encode(values: NDArray[np.floating], kv_format: str) -> Codes:
     low, high = table[above - 1], table[above]
     up = (size - low > high - size) | ((size - low == high - size) & (above % 2 == 0))
     code = np.where(up, above, above - 1).astype(np.uint8)
-    code = np.where(np.isnan(x), np.uint8(0x7F), code)
-    return np.where(np.signbit(x), code | np.uint8(0x80), code).astype(np.uint8)
+    code = np.where(np.signbit(x), code | np.uint8(0x80), code)
+    return np.where(np.isnan(x), np.uint8(0x7F), code).astype(np.uint8)

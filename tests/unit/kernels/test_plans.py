@@ -14,8 +14,8 @@ LAYOUT = CacheLayout.split(KvFormat.E4M3, 784, 1, 256)
 POINTERS = dict.fromkeys(("q", "out", "cache", "block_table", "lengths", "partial", "stats", "tickets"), 4096)
 
 
-def decode(plan: DecodePlan, q_stride: int = 1536) -> plans.Launch:
-    return plan.launch(**POINTERS, table_stride=4, q_stride=q_stride, out_stride=1536, softmax_scale=0.0625)
+def decode(plan: DecodePlan, q_stride: int = 1536) -> tuple[plans.Launch, ...]:
+    return plan.launches(**POINTERS, table_stride=4, q_stride=q_stride, out_stride=1536, softmax_scale=0.0625)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,12 @@ def test_every_decode_contract_has_a_kernel_that_fits_a_v100() -> None:
     for kv_format in KvFormat:
         for dim in (64, 128, 256):
             for group in range(1, 17):
-                launch = decode(DecodePlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, 80))
-                assert known[launch.kernel].threads == launch.threads
-                assert launch.shared_bytes <= 48 * 1024
+                for splits in (1, 12, 13, 80, 256):
+                    work = decode(DecodePlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, splits))
+                    assert len(work) == (1 if splits <= 12 else 2)
+                    for launch in work:
+                        assert known[launch.kernel].threads == launch.threads
+                        assert launch.shared_bytes <= 48 * 1024
 
 
 def test_splits_fill_the_card_once() -> None:

@@ -1,4 +1,4 @@
-// Paged decode attention, one query token per sequence: split-KV, FP32 softmax state and partials, ordered combine, all in one launch.
+// Paged decode attention, one query token per sequence: split-KV, FP32 softmax state and partials, ordered combine.
 //
 // A CTA takes a share of one sequence's tokens for one KV head and all query heads of its group (up to 8 * MT rows), so that K and V are read
 // once. Both products run on the tensor core (m8n8k4) and K and V go from global memory to B fragments without shared memory:
@@ -6,38 +6,51 @@
 //       token per load); their partial scores are added by shuffles.     PV: B is row-major (a lane holds one token, 4 columns).
 // Every warp runs its own softmax over its tiles of T tokens; the warps of a CTA are merged in order through shared memory.
 //
-// Combine: each CTA leaves an unnormalised partial and its (max, sum). The last CTA of each group of about sqrt(splits) adds the group's
-// partials in the order of the splits, the last group adds the groups in order. Which CTA adds depends on timing, the sum does not.
+// Each CTA leaves an unnormalised partial and its (max, sum). Up to kFused splits, the last CTA of a head to finish adds the partials in the
+// order of the splits; with more, a second launch does (combine_*), as one CTA would take too long. Which CTA adds depends on timing, the sum
+// does not.
 // Compiled once per storage format: -DFORMAT=E4M3 | E5M2 | F16.
 #include "fp8.cuh"
-constexpr int kGroups = 16;   // at most kGroups * kGroups splits
-constexpr int kOneLevel = 12;  // up to this many splits are added by one CTA
+constexpr int kFused = 12, kWarps = 8, kMaxSplits = 256;
 struct AttentionArgs {
   const u16* q;  // [sequences, heads, D]
   u16* out;      // the same
   const u8* cache;
   const int *block_table, *lengths;  // [sequences, table_stride], [sequences]; length 0: a padded row, its output is zero
   float *partial, *stats;            // workspace, see plan.py
-  u32* tickets;                      // [sequences * KV heads, 1 + kGroups], zero before the first launch; every launch leaves zeros
+  u32* tickets;                      // [sequences * KV heads], zero before the first launch; every launch leaves zeros
   int page, table_stride;            // tokens per page (a multiple of 16), block table entries per sequence
   int block_stride, value_offset, token_stride, head_stride;  // of the cache, in bytes, multiples of 16
   int q_stride, out_stride;          // halves from token to token
-  int group, window;                 // query heads per KV head; tokens that a query sees (itself included), 0: all
+  int group, window, splits;         // query heads per KV head; tokens that a query sees (itself included), 0: all; CTAs per head
   float score_scale, out_scale;      // softmax scale * log2(e) * K scale (* 2^8 for E4M3); V scale (* 2^8 for E4M3)
 };
 DEVICE const u8* token_row(const AttentionArgs& a, const int* table, int token, int head) {
   const int block = token / a.page;
   return a.cache + (size_t)table[block] * a.block_stride + (size_t)(token - block * a.page) * a.token_stride + (size_t)head * a.head_stride;
 }
-DEVICE int group_size(int splits) {
-  if (splits <= kOneLevel) return splits;
-  int g = 4;
-  while (g * g < splits) g++;
-  return g;
+DEVICE constexpr int tile_tokens(int d, int mt) { return (d == 256 && mt == 2) || (FORMAT == F16 && d > 64) ? 8 : 16; }
+// The tiles that a sequence's query sees, and how many CTAs share them: every warp has a tile.
+struct Share {
+  int length, begin, first, tiles, splits;
+  MEMBER Share(const AttentionArgs& a, int sequence, int tokens) {
+    length = a.lengths[sequence];
+    begin = a.window > 0 ? max(0, length - a.window) : 0;
+    first = begin / tokens;
+    tiles = (length + tokens - 1) / tokens - first;
+    splits = max(1, min(a.splits, (tiles + kWarps - 1) / kWarps));
+  }
+};
+// Column of accumulator 4 * k of a lane in tile nt; `pieces`: tiles per 16-byte chunk of V.
+template <int PIECES>
+DEVICE int out_column(int nt, int lane, int n) {
+  return (nt / PIECES) * (32 * PIECES) + (2 * quadpair(lane) + (n >> 2)) * (4 * PIECES) + 4 * (nt % PIECES) +
+         (FORMAT == F16 ? n & 3 : fp8_position(n & 3));
 }
 
-template <int D, int MT, int T, int WP>
+template <int D, int MT>
 struct Decode {
+  static constexpr int T = tile_tokens(D, MT), WP = kWarps;
   static constexpr int BYTES = FORMAT == F16 ? 2 : 1, ROW = D * BYTES;
   static constexpr int KJ = ROW / 64, KG = T / 8;                                // K: KG groups of 8 tokens, KJ chunks of 16 bytes per lane
   static constexpr int CHUNK = ROW >= 128 ? 16 : 8, VS = T / 4, VG = ROW / (8 * CHUNK);  // V: VS steps of 4 tokens, VG chunks per lane
@@ -46,12 +59,12 @@ struct Decode {
   static constexpr bool Q_SHARED = MT * D > 256 || D == 128;                       // Q fragments in shared memory: where registers are short
   static constexpr int TILES = MT * NT, CHUNK_TILES = TILES < 4 ? TILES : 4;     // tiles merged at a time
   static constexpr int ROWS = MT * 8, SLOT = TILES * 128;                        // float2 per partial
-  static constexpr int ROUNDS = WP > kGroups ? WP : kGroups;
+  static constexpr int ROUNDS = WP > kFused ? WP : kFused;
 
-  // Shared memory: [Q fragments] [WP][CHUNK_TILES][2][32] float4, then maxima, sums, factors, inverse sums, flag.
+  // Shared memory: [Q fragments] [WP][CHUNK_TILES][2][32] float4, then maxima, sums, factors, common maxima, flag.
   uint4* sq;
   float4* merged;
-  float *maxima, *sums, *factors, *inverse;
+  float *maxima, *sums, *factors, *tops;
   int* flag;
   MEMBER void carve(u8* sm) {
     sq = reinterpret_cast<uint4*>(sm);
@@ -59,33 +72,36 @@ struct Decode {
     maxima = reinterpret_cast<float*>(merged + WP * CHUNK_TILES * 64);
     sums = maxima + ROUNDS * ROWS;
     factors = sums + ROUNDS * ROWS;
-    inverse = factors + ROUNDS * ROWS;
-    flag = reinterpret_cast<int*>(inverse + ROWS);
+    tops = factors + ROUNDS * ROWS;
+    flag = reinterpret_cast<int*>(tops + ROWS);
   }
-  // From maxima[n][row] and sums[n][row] to factors[n][row]; returns the common maximum and the sum of a row to its thread.
-  MEMBER void weigh(int n, float& top, float& total) {
-    const int row = threadIdx.x;
-    top = -1e30f;
-    total = 0.f;
-    for (int k = 0; k < n; k++) top = fmaxf(top, maxima[k * ROWS + row]);
-    for (int k = 0; k < n; k++) {
-      const float f = ex2(maxima[k * ROWS + row] - top);
-      factors[k * ROWS + row] = f;
-      total += f * sums[k * ROWS + row];
-    }
+  // For n parts: from maxima[n][row] and sums[n][row] to factors[n][row], weighted sums and the common maxima. n * ROWS threads do it.
+  MEMBER void weigh(int n) {
+    const int i = threadIdx.x;
+    if (i >= n * ROWS) return;
+    float top = -1e30f;
+    for (int k = 0; k < n; k++) top = fmaxf(top, maxima[k * ROWS + i % ROWS]);
+    const float f = ex2(maxima[i] - top);
+    factors[i] = f;
+    sums[i] *= f;
+    if (i < ROWS) tops[i] = top;
+  }
+  MEMBER float total(int n, int row) {
+    float x = 0.f;
+    for (int k = 0; k < n; k++) x += sums[k * ROWS + row];
+    return x;
   }
   // Element e of a partial: tile, half k of its accumulators and lane; two rows, two columns.
-  MEMBER void store_out(u16* out, int group, int e, float4 o) {
+  MEMBER void store_out(const AttentionArgs& a, u16* out, int n_parts, int e, float4 o) {
     const int lane = e & 31, k = e >> 5 & 1, tile = e >> 6, m = tile / NT, nt = tile - m * NT, r0 = m * 8 + row_c(lane, 0), n = col_c(lane, 4 * k);
-    const int d = (nt / PIECES) * (32 * PIECES) + (2 * quadpair(lane) + (n >> 2)) * (4 * PIECES) + 4 * (nt % PIECES);
-    const int c0 = d + (FORMAT == F16 ? n & 3 : fp8_position(n & 3)), c1 = d + (FORMAT == F16 ? (n & 3) + 1 : fp8_position((n & 3) + 1));
-    if (r0 < group) {
-      const float g = inverse[r0];
+    const int c0 = out_column<PIECES>(nt, lane, n), c1 = out_column<PIECES>(nt, lane, n + 1);
+    if (r0 < a.group) {
+      const float g = a.out_scale / total(n_parts, r0);
       out[(size_t)r0 * D + c0] = f2h(o.x * g);
       out[(size_t)r0 * D + c1] = f2h(o.y * g);
     }
-    if (r0 + 2 < group) {
-      const float g = inverse[r0 + 2];
+    if (r0 + 2 < a.group) {
+      const float g = a.out_scale / total(n_parts, r0 + 2);
       out[(size_t)(r0 + 2) * D + c0] = f2h(o.z * g);
       out[(size_t)(r0 + 2) * D + c1] = f2h(o.w * g);
     }
@@ -96,52 +112,53 @@ struct Decode {
     if (r0 < group) d[0] = make_float2(o.x, o.y);
     if (r0 + 2 < group) d[32] = make_float2(o.z, o.w);
   }
-  // Adds partials first .. first + n - 1 in order, into slot `to` or, with to < 0, into the output.
-  MEMBER void combine(const AttentionArgs& a, float2* partial, float2* stats, u16* out, int first, int n, int to) {
-    for (int i = threadIdx.x; i < n * ROWS; i += WP * 32) {
-      const float2 x = shared_by_ctas(stats + first * ROWS + i);
-      maxima[i] = x.x;
-      sums[i] = x.y;
-    }
-    syncblock();
-    if (threadIdx.x < ROWS) {
-      float top, total;
-      weigh(n, top, total);
-      if (to >= 0) stats[to * ROWS + threadIdx.x] = make_float2(top, total);
-      inverse[threadIdx.x] = a.out_scale / total;
-    }
-    syncblock();
-    for (int e = threadIdx.x; e < TILES * 64; e += WP * 32) {
+  // Adds the n <= kFused partials in order, into the output. A thread has its piece of all partials and its part of the statistics in flight
+  // at once: the latency of the L2 is paid once.
+  MEMBER void combine(const AttentionArgs& a, const float2* partial, const float2* stats, u16* out, int n) {
+    constexpr int ROUND = WP * 32;
+    bool weighed = false;
+    for (int e = threadIdx.x; e < (TILES * 64 + ROUND - 1) / ROUND * ROUND; e += ROUND) {
       const int lane = e & 31, r0 = (e >> 6) / NT * 8 + row_c(lane, 0);
-      const float2* p = partial + (size_t)first * SLOT + (e >> 6) * 128 + (e >> 5 & 1) * 64 + lane;
-      float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-      for (int k = 0; k < n; k++) {
-        if (r0 < a.group) {
-          const float f = factors[k * ROWS + r0];
-          const float2 x = shared_by_ctas(p + (size_t)k * SLOT);
-          o.x += f * x.x;
-          o.y += f * x.y;
-        }
-        if (r0 + 2 < a.group) {
-          const float f = factors[k * ROWS + r0 + 2];
-          const float2 x = shared_by_ctas(p + (size_t)k * SLOT + 32);
-          o.z += f * x.x;
-          o.w += f * x.y;
-        }
+      const bool on = e < TILES * 64, on0 = on && r0 < a.group, on1 = on && r0 + 2 < a.group;
+      const float2* p = partial + (e >> 6) * 128 + (e >> 5 & 1) * 64 + lane;
+      float2 x[kFused], y[kFused];
+#pragma unroll
+      for (int k = 0; k < kFused; k++) {
+        x[k] = y[k] = make_float2(0.f, 0.f);
+        if (on0 && k < n) x[k] = shared_by_ctas(p + k * SLOT);
+        if (on1 && k < n) y[k] = shared_by_ctas(p + k * SLOT + 32);
       }
-      if (to >= 0) store_partial(partial + (size_t)to * SLOT, a.group, e, o);
-      else store_out(out, a.group, e, o);
+      if (!weighed) {
+        weighed = true;
+        if (threadIdx.x < n * ROWS) {
+          const float2 z = shared_by_ctas(stats + threadIdx.x);
+          maxima[threadIdx.x] = z.x;
+          sums[threadIdx.x] = z.y;
+        }
+        syncblock();
+        weigh(n);
+        syncblock();
+      }
+      if (!on) continue;
+      float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int k = 0; k < kFused; k++)
+        if (k < n) {
+          const float f0 = factors[k * ROWS + r0], f1 = factors[k * ROWS + r0 + 2];
+          o.x += f0 * x[k].x;
+          o.y += f0 * x[k].y;
+          o.z += f1 * y[k].x;
+          o.w += f1 * y[k].y;
+        }
+      store_out(a, out, n, e, o);
     }
   }
   // True in the CTA that comes last of `n`; the counter is zero again then. What the others wrote before is visible.
   MEMBER bool last_of(u32* counter, int n) {
-    device_fence();
     syncblock();
     if (threadIdx.x == 0) {
-      *flag = atomic_inc(counter) == (u32)n - 1;
+      *flag = take_ticket(counter) == (u32)n - 1;
       if (*flag) *counter = 0;
-      device_fence();
     }
     syncblock();
     return *flag;
@@ -150,9 +167,8 @@ struct Decode {
   MEMBER void run(const AttentionArgs& a, u8* sm) {
     carve(sm);
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, qp = quadpair(lane), r = row_a(lane), h = blockIdx.y, b = blockIdx.z, G = a.group;
-    const int length = a.lengths[b], begin = a.window > 0 ? max(0, length - a.window) : 0;
-    const int tile0 = begin / T, tiles = (length + T - 1) / T - tile0;
-    const int splits = max(1, min((int)gridDim.x, (tiles + WP - 1) / WP)), s = blockIdx.x;
+    const Share share(a, b, T);
+    const int length = share.length, begin = share.begin, tile0 = share.first, tiles = share.tiles, splits = share.splits, s = blockIdx.x;
     if (s >= splits) return;
     const size_t head_index = (size_t)b * gridDim.y + h;
     u16* out = a.out + (size_t)b * a.out_stride + (size_t)h * G * D;
@@ -331,9 +347,8 @@ struct Decode {
     }
 
     // Merge the warps in order, in accumulator order (16-byte accesses without bank conflicts), CHUNK_TILES tiles at a time.
-    const int S = gridDim.x;
-    float2* partial = reinterpret_cast<float2*>(a.partial) + head_index * (S + kGroups) * SLOT;
-    float2* stats = reinterpret_cast<float2*>(a.stats) + head_index * (S + kGroups) * ROWS;
+    float2* partial = reinterpret_cast<float2*>(a.partial) + head_index * a.splits * SLOT;
+    float2* stats = reinterpret_cast<float2*>(a.stats) + head_index * a.splits * ROWS;
     if (qp == 0)
 #pragma unroll
       for (int m = 0; m < MT; m++) {
@@ -352,13 +367,9 @@ struct Decode {
         }
       syncblock();
       if (c0 == 0) {
-        if (threadIdx.x < ROWS) {
-          float top, total;
-          weigh(WP, top, total);
-          if (splits > 1) stats[s * ROWS + threadIdx.x] = make_float2(top, total);
-          inverse[threadIdx.x] = a.out_scale / total;
-        }
+        weigh(WP);
         syncblock();
+        if (splits > 1 && threadIdx.x < ROWS) stats[s * ROWS + threadIdx.x] = make_float2(tops[threadIdx.x], total(WP, threadIdx.x));
       }
       for (int e = threadIdx.x; e < CHUNK_TILES * 64; e += WP * 32) {
         const int r0 = (c0 + (e >> 6)) / NT * 8 + row_c(e & 31, 0);
@@ -373,38 +384,137 @@ struct Decode {
           o.w += f1 * x.w;
         }
         if (splits > 1) store_partial(partial + (size_t)s * SLOT, G, c0 * 64 + e, o);
-        else store_out(out, G, c0 * 64 + e, o);
+        else store_out(a, out, WP, c0 * 64 + e, o);
       }
     }
-    if (splits == 1) return;
-    const int size = group_size(splits), groups = (splits + size - 1) / size, g = s / size;
-    u32* tickets = a.tickets + head_index * (1 + kGroups);
-    if (!last_of(tickets + 1 + g, min(size, splits - g * size))) return;
-    combine(a, partial, stats, out, g * size, min(size, splits - g * size), groups == 1 ? -1 : S + g);
-    if (groups == 1) return;
-    if (!last_of(tickets, groups)) return;
-    combine(a, partial, stats, out, S, groups, -1);
+    if (splits == 1 || a.splits > kFused) return;
+    if (last_of(a.tickets + head_index, splits)) combine(a, partial, stats, out, splits);
   }
 };
-#define DECODE_(NAME, D, MT, T, WP, CTAS)                             \
-  KERNEL(decode_##NAME##_d##D##_r##MT, WP * 32, CTAS)(AttentionArgs a) { \
+
+// The second launch: grid (row tiles * D / 32, KV heads, sequences), 16 warps; warp w adds splits w, w + 16, ...; the warps are added in order.
+template <int D>
+struct Combine {
+  static constexpr int CW = 16, NT = D / 32, VG = D * (FORMAT == F16 ? 2 : 1) / (D * (FORMAT == F16 ? 2 : 1) >= 128 ? 128 : 64), PIECES = NT / VG;
+  MEMBER void run(const AttentionArgs& a, u8* sm) {
+    float2* part = reinterpret_cast<float2*>(sm);  // [CW][128], then [2][CW][8] reductions, [splits][8] factors
+    float *reduced = reinterpret_cast<float*>(part + CW * 128), *factors = reduced + CW * 16;
+    const int G = a.group, MT = (G + 7) / 8, m = blockIdx.x / NT, nt = blockIdx.x % NT, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x & 31,
+              w = threadIdx.x >> 5;
+    const Share share(a, b, MT == 1 ? tile_tokens(D, 1) : tile_tokens(D, 2));
+    if (share.splits == 1) return;  // the first launch has written the output
+    const int S = share.splits, row = threadIdx.x & 7, j = threadIdx.x >> 3;
+    const size_t base = ((size_t)b * gridDim.y + h) * a.splits;
+    const float2* stats = reinterpret_cast<const float2*>(a.stats) + (base * MT + m) * 8 + row;
+    // All that comes from memory is asked for at once: statistics, and the first of this warp's partials.
+    constexpr int AHEAD = 5;  // * CW = 80 splits
+    const int r0 = row_c(lane, 0);
+    const bool on0 = m * 8 + r0 < G, on1 = m * 8 + r0 + 2 < G;
+    const float2* p = reinterpret_cast<const float2*>(a.partial) + ((base * MT + m) * NT + nt) * 128 + lane;
+    const size_t apart = (size_t)MT * NT * 128;
+    float2 x[AHEAD][4];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        x[i][k] = make_float2(0.f, 0.f);
+        if (w + i * CW < S && (k & 1 ? on1 : on0)) x[i][k] = p[(w + i * CW) * apart + k * 32];
+      }
+    float2 stat[kMaxSplits / (CW * 4)];
+    float top = -1e30f;
+#pragma unroll
+    for (int i = 0; i < kMaxSplits / (CW * 4); i++) {
+      stat[i] = make_float2(-1e30f, 0.f);
+      if (j + i * CW * 4 < S) stat[i] = stats[(size_t)(j + i * CW * 4) * MT * 8];
+      top = fmaxf(top, stat[i].x);
+    }
+    top = fmaxf(top, shfl_xor(top, 8));
+    top = fmaxf(top, shfl_xor(top, 16));
+    if (lane < 8) reduced[w * 8 + row] = top;
+    syncblock();
+#pragma unroll
+    for (int k = 0; k < CW; k++) top = fmaxf(top, reduced[k * 8 + row]);
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kMaxSplits / (CW * 4); i++)
+      if (j + i * CW * 4 < S) {
+        const float f = ex2(stat[i].x - top);
+        factors[(j + i * CW * 4) * 8 + row] = f;
+        sum += f * stat[i].y;
+      }
+    sum += shfl_xor(sum, 8);
+    sum += shfl_xor(sum, 16);
+    if (lane < 8) reduced[CW * 8 + w * 8 + row] = sum;
+    syncblock();
+    float2 o[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) o[k] = make_float2(0.f, 0.f);
+    auto add = [&](const float2(&v)[4], int s) {
+      const float f0 = factors[s * 8 + r0], f1 = factors[s * 8 + r0 + 2];
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        o[k].x += (k & 1 ? f1 : f0) * v[k].x;
+        o[k].y += (k & 1 ? f1 : f0) * v[k].y;
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+      if (w + i * CW < S) add(x[i], w + i * CW);
+    for (int s = w + AHEAD * CW; s < S; s += CW) {
+      float2 v[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        v[k] = make_float2(0.f, 0.f);
+        if (k & 1 ? on1 : on0) v[k] = p[s * apart + k * 32];
+      }
+      add(v, s);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) part[w * 128 + k * 32 + lane] = o[k];
+    syncblock();
+    if (threadIdx.x < 128) {
+      const int k = w * 2, rr = row_c(lane, k), out_row = m * 8 + rr;
+      if (out_row < G) {
+        float2 y = make_float2(0.f, 0.f);
+        float total = 0.f;
+#pragma unroll
+        for (int i = 0; i < CW; i++) {
+          y.x += part[i * 128 + threadIdx.x].x;
+          y.y += part[i * 128 + threadIdx.x].y;
+          total += reduced[CW * 8 + i * 8 + rr];
+        }
+        const float g = a.out_scale / total;
+        const int n = col_c(lane, k);
+        u16* out = a.out + (size_t)b * a.out_stride + (size_t)(h * G + out_row) * D;
+        out[out_column<PIECES>(nt, lane, n)] = f2h(y.x * g);
+        out[out_column<PIECES>(nt, lane, n + 1)] = f2h(y.y * g);
+      }
+    }
+  }
+};
+#define DECODE_(NAME, D, MT, CTAS)                                    \
+  KERNEL(decode_##NAME##_d##D##_r##MT, 256, CTAS)(AttentionArgs a) {  \
     SHARED_BYTES(sm);                                                 \
-    MMA_BEGIN Decode<D, MT, T, WP> d;                                 \
+    MMA_BEGIN Decode<D, MT> d;                                        \
     d.run(a, sm);                                                     \
     MMA_END(a.partial)                                                \
   }                                                                   \
   EXPORT(decode_##NAME##_d##D##_r##MT)
-#define DECODE(NAME, D, MT, T, WP, CTAS) DECODE_(NAME, D, MT, T, WP, CTAS)
-// r1: up to 8 query heads per KV head, r2: up to 16.
-DECODE(NAME, 64, 1, 16, 8, 2)
-DECODE(NAME, 64, 2, 16, 8, 1)
-#if FORMAT_F16
-DECODE(NAME, 128, 1, 8, 8, 2)
-DECODE(NAME, 128, 2, 8, 8, 1)
-DECODE(NAME, 256, 1, 8, 8, 1)
-#else
-DECODE(NAME, 128, 1, 16, 8, 2)
-DECODE(NAME, 128, 2, 16, 8, 1)
-DECODE(NAME, 256, 1, 16, 8, 1)
-#endif
-DECODE(NAME, 256, 2, 8, 8, 1)
+#define COMBINE_(NAME, D)                                             \
+  KERNEL(combine_##NAME##_d##D, 512, 1)(AttentionArgs a) {            \
+    SHARED_BYTES(sm);                                                 \
+    Combine<D>().run(a, sm);                                          \
+  }                                                                   \
+  EXPORT(combine_##NAME##_d##D)
+#define DECODE(NAME, D, MT, CTAS) DECODE_(NAME, D, MT, CTAS)
+#define COMBINE(NAME, D) COMBINE_(NAME, D)
+// r1: up to 8 query heads per KV head, r2: up to 16. Two CTAs share a multiprocessor where registers allow.
+DECODE(NAME, 64, 1, 2)
+DECODE(NAME, 64, 2, 1)
+DECODE(NAME, 128, 1, 2)
+DECODE(NAME, 128, 2, 1)
+DECODE(NAME, 256, 1, 1)
+DECODE(NAME, 256, 2, 1)
+COMBINE(NAME, 64)
+COMBINE(NAME, 128)
+COMBINE(NAME, 256)

@@ -358,8 +358,7 @@ DEVICE uint4 ldg128(const void* p) { return *(const uint4*)p; }
 DEVICE uint2 stream64(const void* p) { return *(const uint2*)p; }
 DEVICE u32 stream32(const void* p) { return *(const u32*)p; }
 DEVICE float2 shared_by_ctas(const float2* p) { return *p; }
-DEVICE void device_fence() {}
-DEVICE u32 atomic_inc(u32* p) { return (*p)++; }
+DEVICE u32 take_ticket(u32* p) { return (*p)++; }
 DEVICE float shfl(float v, int lane) {
   const u32 x = float_bits(v);
   unsigned p;

@@ -1,7 +1,7 @@
 // FP8 on a machine without FP8: E4M3 (fn: no infinity, NaN = s1111111) and E5M2 by bit arithmetic.
 //
 // Encoding rounds to nearest, ties to even, and saturates: finite values and infinities beyond the largest finite code become that code
-// (+-448, +-57344); NaN becomes 0x7f with its sign. Decoding is exact for all 256 codes, NaN and infinities included.
+// (+-448, +-57344); NaN becomes 0x7f. Decoding is exact for all 256 codes, NaN and infinities included.
 // Attention reads E4M3 with fp8_half2, which costs no multiply: halves of value * 2^-8, and the two NaN codes read as +-480.
 #pragma once
 #include "sm70.cuh"
@@ -14,7 +14,7 @@ DEVICE u32 encode_fp8(float x) {
   const u32 bits = float_bits(x), sign = bits >> 24 & 0x80u, u = bits & 0x7fffffffu;
   constexpr int DROP = 23 - MANTISSA;
   constexpr u32 MIN_NORMAL = (u32)(MIN_EXPONENT + 127) << 23, STEP_ONE = (u32)(MIN_EXPONENT - MANTISSA + 23 + 127) << 23;
-  if (u > 0x7f800000u) return sign | 0x7fu;
+  if (u > 0x7f800000u) return 0x7fu;
   if (u < MIN_NORMAL) return sign | (float_bits(magnitude(x) + float_of(STEP_ONE)) - STEP_ONE);
   const u32 rounded = (u + (1u << (DROP - 1)) - 1u + (u >> DROP & 1u)) >> DROP;
   return sign | (u32)min((int)(rounded - ((u32)(MIN_EXPONENT + 126) << MANTISSA)), MAX_CODE);

@@ -132,8 +132,13 @@ DEVICE float2 shared_by_ctas(const float2* p) {
   asm volatile("ld.global.cg.v2.f32 {%0,%1},[%2];" : "=f"(r.x), "=f"(r.y) : "l"(p) : "memory");
   return r;
 }
-DEVICE void device_fence() { __threadfence(); }
-DEVICE u32 atomic_inc(u32* p) { return atomicAdd(p, 1u); }
+// Counts one more; what the calling thread (and, by a barrier before, its CTA) wrote is visible to whoever sees the new count, and what the
+// earlier callers wrote is visible afterwards.
+DEVICE u32 take_ticket(u32* p) {
+  u32 r;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0,[%1],1;" : "=r"(r) : "l"(p) : "memory");
+  return r;
+}
 DEVICE float shfl_xor(float v, int m) { return __shfl_xor_sync(0xffffffffu, v, m); }
 DEVICE float shfl(float v, int l) { return __shfl_sync(0xffffffffu, v, l); }
 DEVICE int vote_any(int p) { return __any_sync(0xffffffffu, p); }

@@ -1,0 +1,250 @@
+"""Times kernels on the GPU at hand and, on a card newer than Volta, predicts a V100 (docs/engine/v100_model.md).
+
+The proxy runs a timing build (m8n8k4 replaced by a stand-in, weights and KV stretched to four bytes of traffic a useful
+byte) on 80 multiprocessors of the card. A prediction is marked as one; on a V100 the plain build runs and the figures
+are measurements. Buffers rotate through far more than the L2 holds; a figure is the median of the replays of a graph
+of launches, its spread the lowest and the highest of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from . import plans, v100
+from .device import Device, DeviceBuffer, Partition
+from .plans import CacheLayout, DecodePlan, KvFormat, Launch, LinearTile
+
+USEFUL_BYTES = 1 << 30
+LAYERS = 16  # full-attention layers of the 27B model
+FINITE_FP8, FINITE_HALF = 0x37373737, 0x3BFF3BFF
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: `microseconds` of a launch, `useful_gbs` of weights or KV, `share` of 900 GB/s at a V100's clock."""
+
+    family: str
+    case: str
+    kernel: str
+    microseconds: float
+    low: float
+    high: float
+    useful_bytes: int
+    useful_gbs: float
+    gigahertz: float
+    share: float
+    v100_microseconds: float
+    kind: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DecodeBench:
+    """A batch of equal contexts."""
+
+    format: KvFormat
+    dim: int
+    group: int
+    sequences: int
+    context: int
+    page: int = 2048
+    heads: int = 1
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class LinearBench:
+    """One product; `tile` None: what the dispatch chooses."""
+
+    m: int
+    n: int
+    k: int
+    tile: LinearTile | None = None
+
+
+# The 27B model's linears per rank at TP4: gate_up, down, qkvz, o.
+TP4_SHAPES = ((8704, 5120), (5120, 4352), (4128, 5120), (5120, 1536))
+DECODE_CASES: tuple[DecodeBench, ...] = (
+    *(DecodeBench(KvFormat.E4M3, 256, 6, b, n) for n in (4096, 32768, 131072) for b in (1, 4, 8)),
+    *(DecodeBench(KvFormat.E4M3, 256, 8, 1, n) for n in (32768, 131072)),
+    *(DecodeBench(f, 256, 6, 1, n) for f in (KvFormat.E5M2, KvFormat.F16) for n in (32768, 131072)),
+    *(DecodeBench(f, 128, 8, 1, n) for f in KvFormat for n in (32768, 131072)),
+    DecodeBench(KvFormat.E4M3, 256, 12, 1, 131072),
+    DecodeBench(KvFormat.E4M3, 64, 8, 1, 131072),
+    DecodeBench(KvFormat.E4M3, 256, 6, 1, 32768, page=16),
+    DecodeBench(KvFormat.E4M3, 256, 6, 1, 131072, window=2048),
+)
+LINEAR_CASES: tuple[LinearBench, ...] = tuple(LinearBench(m, n, k) for m in (1, 8, 16, 32, 64) for n, k in TP4_SHAPES)
+
+
+class Bench:
+    """A device with a build, on part of the card or all of it."""
+
+    def __init__(self, device: Device, spread: int, multiprocessors: int, kind: str) -> None:
+        """`spread`: 4 for a stretched build, else 1. `kind` names what the figures are."""
+        self._device, self._spread, self._kind = device, spread, kind
+        self._part = Partition(device, multiprocessors)
+        self._newer = device.kernels.capability[0] > 7
+        self._scratch = device.put(np.zeros(1 << 16, np.uint64))
+        self._sources: dict[int, DeviceBuffer] = {}
+
+    def _source(self, mask: int) -> DeviceBuffer:
+        """Random bits under a mask that keeps them finite, `USEFUL_BYTES` times the stretch of them."""
+        if mask not in self._sources:
+            self._sources.clear()
+            piece = np.random.default_rng(0).integers(0, 2**32, 1 << 24, dtype=np.uint32) & np.uint32(mask)
+            self._sources[mask] = self._device.fill(piece, USEFUL_BYTES * self._spread)
+        return self._sources[mask]
+
+    def _shared(self, launch: Launch) -> int:
+        if not self._newer:
+            return launch.shared_bytes
+        facts = self._device.kernels.facts[launch.family].kernels[launch.kernel]
+        return v100.keep_ctas_off(facts.registers, launch.threads, launch.shared_bytes)
+
+    def _row(
+        self, family: str, case: str, make: Callable[[int], tuple[Launch, ...]], launches: int, useful: int
+    ) -> Row:
+        def prepared(i: int) -> list[tuple[Launch, int]]:
+            return [(launch, self._shared(launch)) for launch in make(i)]
+
+        times = [1e3 * x / launches for x in self._part.time(prepared, launches)]
+        ghz = self._part.gigahertz(self._scratch)
+        middle = statistics.median(times)
+        gbs = useful / middle * 1e-3
+        scale = v100.GIGAHERTZ / ghz if self._newer else 1.0
+        return Row(
+            family=family, case=case, kernel=make(0)[0].kernel, microseconds=round(middle, 3), low=round(min(times), 3),
+            high=round(max(times), 3), useful_bytes=useful, useful_gbs=round(gbs, 1), gigahertz=round(ghz, 3),
+            share=round(gbs * scale / v100.MEMORY_GBS, 3), v100_microseconds=round(middle / scale, 2), kind=self._kind,
+        )  # fmt: skip
+
+    def calibrate(self) -> dict[str, float]:
+        """What the card gives in this set-up: useful read rate, launch cost, clock, m8n8k4 or stand-in cycles."""
+        part, device, total = self._part, self._device, USEFUL_BYTES
+        source = self._source(FINITE_FP8)
+        read = Launch(
+            "calibration", "read_stream", (part.multiprocessors * 8, 1, 1), 256, 0,
+            (ctypes.c_void_p(source.address), ctypes.c_uint64(total // 16), ctypes.c_void_p(self._scratch.address)),
+        )  # fmt: skip
+        nothing = Launch("calibration", "nothing", (80, 1, 1), 256, 0, (ctypes.c_void_p(0),))
+        result = {
+            "multiprocessors": float(part.multiprocessors),
+            "useful_read_gbs": total / statistics.median(part.time(lambda _: [(read, 0)], 3)) * 3e-6,
+            "empty_launch_us": statistics.median(part.time(lambda _: [(nothing, 0)], 200)) * 5.0,
+            "gigahertz": part.gigahertz(self._scratch),
+        }
+        out = device.put(np.zeros(80 * 512, np.float32))
+        for name, chains in (("dependent", 1), ("independent", 4)):
+            arguments = (
+                ctypes.c_void_p(out.address), ctypes.c_void_p(self._scratch.address), ctypes.c_int(1000),
+            )  # fmt: skip
+            device.run(Launch("calibration", f"matrix_rate_{name}", (80, 1, 1), 512, 0, arguments))
+            cycles = self._scratch.read()[:80].astype(np.float64)
+            # 16 warps: four on each sub-partition
+            result[f"mma_cycles_{name}"] = float(cycles.mean()) / 1000 / chains / 4
+        return {name: round(value, 3) for name, value in result.items()}
+
+    def decode(self, case: DecodeBench) -> Row:
+        """One decode attention."""
+        layout = CacheLayout.split(case.format, case.page, case.heads, case.dim, self._spread)
+        token = 2 * case.heads * case.dim * case.format.bytes
+        per_sequence = -(-case.context // case.page)
+        need = case.sequences * per_sequence
+        # As in a model: the layers of a step share one block table, each has a cache of its own.
+        blocks = USEFUL_BYTES // (case.page * token)
+        layers = max(1, min(LAYERS, blocks // need))
+        per_layer = blocks // layers
+        steps = max(1, min(per_layer // need, 16))
+        source = self._source(FINITE_HALF if case.format is KvFormat.F16 else FINITE_FP8)
+        rng = np.random.default_rng(1)
+        tables = self._device.put(rng.permutation(per_layer)[: steps * need].astype(np.int32))
+        lengths = self._device.put(np.full(case.sequences, case.context, np.int32))
+        width = case.heads * case.group * case.dim
+        q = self._device.put((rng.standard_normal((case.sequences, width)) * 0.3).astype(np.float16))
+        out = self._device.put(np.zeros((case.sequences, width), np.float16))
+        splits = plans.decode_splits(layout, case.sequences, case.group, self._part.multiprocessors)
+        plan = DecodePlan(layout, case.sequences, case.group, splits, case.window)
+        partial = self._device.put(np.zeros(plan.partial_floats, np.float32))
+        stats = self._device.put(np.zeros(plan.stats_floats, np.float32))
+        tickets = self._device.put(np.zeros(plan.tickets, np.uint32))
+
+        def make(i: int) -> tuple[Launch, ...]:
+            layer, step = i % layers, i // layers % steps
+            return plan.launches(
+                q=q.address, out=out.address, cache=source.address + layer * per_layer * layout.block_stride,
+                block_table=tables.address + step * need * 4, lengths=lengths.address, partial=partial.address,
+                stats=stats.address, tickets=tickets.address, table_stride=per_sequence, q_stride=width,
+                out_stride=width, softmax_scale=case.dim**-0.5,
+            )  # fmt: skip
+
+        visible = min(case.context, case.window or case.context)
+        name = f"d{case.dim} g{case.group} B{case.sequences} context {case.context} page {case.page}"
+        name += f" window {case.window}" if case.window else ""
+        return self._row(
+            f"attention_decode_{case.format}", name, make, layers * steps, case.sequences * visible * token
+        )
+
+    def linear(self, case: LinearBench) -> Row:
+        """One NVFP4 linear."""
+        useful = case.n * case.k * 9 // 16
+        copies = max(1, min(USEFUL_BYTES // useful, 200))
+        source = self._source(FINITE_FP8)
+        a = self._device.put((np.random.default_rng(2).standard_normal((64, case.k)) * 0.1).astype(np.float16))
+        out = self._device.put(np.zeros(64 * case.n, np.float16))
+
+        def make(i: int) -> tuple[Launch, ...]:
+            product = plans.linear(
+                m=case.m, n=case.n, k=case.k, weight=source.address + i % copies * useful * self._spread,
+                a=a.address, out=out.address, scale=1e-3, a_stride=case.k, out_stride=case.n, tile=case.tile,
+            )  # fmt: skip
+            return (product,)
+
+        return self._row("nvfp4_linear", f"M{case.m} N{case.n} K{case.k}", make, copies, useful)
+
+    def run(self, families: tuple[str, ...] = ()) -> Iterator[Row]:
+        """Every case of the named families (a prefix is enough), or of all."""
+        for attention in DECODE_CASES:
+            name = f"attention_decode_{attention.format}"
+            if not families or any(name.startswith(x) for x in families):
+                yield self.decode(attention)
+        for product in LINEAR_CASES:
+            if not families or any("nvfp4_linear".startswith(x) for x in families):
+                yield self.linear(product)
+
+
+def markdown(rows: list[Row]) -> str:
+    """The rows as a table."""
+    lines = [
+        "| kernel | case | us (low, high) | useful GB/s | share of 900 GB/s | V100 us | kind |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        spread = f"{row.microseconds:.2f} ({row.low:.2f}, {row.high:.2f})"
+        lines.append(
+            f"| {row.kernel} | {row.case} | {spread} | {row.useful_gbs:.0f} | {row.share:.2f} "
+            f"| {row.v100_microseconds:.1f} | {row.kind} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def linear_totals(rows: list[Row]) -> dict[int, float]:
+    """For each M: bytes of the four TP4 shapes over their summed time, as a share of 900 GB/s."""
+    totals: dict[int, list[float]] = {}
+    shapes = {f"N{n} K{k}" for n, k in TP4_SHAPES}
+    for row in rows:
+        m, _, shape = row.case.partition(" ")
+        if row.family == "nvfp4_linear" and shape in shapes:
+            sums = totals.setdefault(int(m[1:]), [0.0, 0.0])
+            sums[0] += row.useful_bytes
+            sums[1] += row.v100_microseconds
+    return {m: round(b / us * 1e-3 / v100.MEMORY_GBS, 3) for m, (b, us) in totals.items()}
