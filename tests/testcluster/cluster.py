@@ -125,10 +125,10 @@ class Cluster(Client):
         if self.folder.exists():
             with locked(self._lock), locked(_networks_lock()):
                 host.kill_machines(self.folder)
-                if self.exists:
-                    for machine in self.layout.machines.values():
-                        machine.halt()
-                network.unplug(self.folder)
+                layout = self.layout if self.exists else None
+                for machine in layout.machines.values() if layout else ():
+                    machine.halt()
+                network.unplug(self.folder, layout.network if layout else None)
                 network.release(self.folder, _claims())
                 network.unguard()
                 for name in ("machines", "pki", "conf", "bin"):
@@ -263,7 +263,8 @@ def down_all() -> list[str]:
     for cluster in clusters:
         cluster.down()
     host.kill_machines(_stores())  # an image store's loader whose launcher lives; nobody waits for it any more
-    return [f"cluster {cluster.folder}" for cluster in clusters] + host.sweep()
+    with locked(_networks_lock()):  # against a cluster that starts now
+        return [f"cluster {cluster.folder}" for cluster in clusters] + host.sweep()
 
 
 def _places() -> Path:

@@ -38,15 +38,16 @@ def forget(places: Path, kept: int = KEPT) -> None:
 
 
 def sweep() -> list[str]:
-    """Removes cables and cgroups that no cluster has any more; what it removed. No cluster may run."""
-    removed = []
-    for name in links():
-        if name.startswith(network.PREFIX):
-            network.delete(name)
-            removed.append(f"link {name}")
+    """Removes cgroups that no cluster has any more; what it removed.
+
+    It runs in namespaces, perhaps, that hide the processes of clusters on the same kernel. Their cable shows that they
+    are there; a cable without a cluster goes by itself.
+    """
+    removed, cables = [], links()
     for hierarchy in cgroup_hierarchies():
         for root in hierarchy.glob(f"{network.PREFIX}*"):
-            remove_cgroup(root)
-            removed.append(f"cgroup {root}")
+            if not any(root.name.startswith(f"{cable}-") for cable in cables):
+                remove_cgroup(root)
+                removed.append(f"cgroup {root}")
     network.unguard()
     return removed

@@ -37,7 +37,7 @@ KERNEL = {
     "kernel/keys/root_maxbytes": 25000000,
 }
 # Of the machine's own network. A connection to a machine that lost its power or cable ends after 6 s, not 15 min.
-NETWORK = {"net.ipv4.ip_forward": 1, "net.ipv4.tcp_retries2": 4}
+NETWORK = {"net/ipv4/ip_forward": 1, "net/ipv4/tcp_retries2": 4}
 # Entering a mount namespace leads to its root, which inside a plain chroot is the host's. Such a machine gets a root
 # of its own: the chroot's folder, mounted on itself.
 OWN_ROOT = """exec 9</
@@ -108,8 +108,6 @@ class Machine:
         until(lambda: self.pid() is not None or process.poll() is not None, f"machine {self.name} booted")
         if self.pid() is None:
             raise RuntimeError(f"{self.name} did not boot: {self._last_words('machine')}")
-        self.sysctl(NETWORK)
-        self.ip("link set lo up")
         return True
 
     def start(self, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None) -> bool:
@@ -160,10 +158,6 @@ class Machine:
         """Configures the machine's network with lines for ip(8)."""
         ip(*lines, prefix=self._enter())
 
-    def sysctl(self, values: Mapping[str, int]) -> None:
-        settings = [f"{key}={value}" for key, value in values.items()]
-        subprocess.run([*self._enter(), "sysctl", "-qw", *settings], check=True)
-
     def alias(self, link: str) -> str | None:
         """The alias of one of the machine's network devices; None if there is no such device."""
         return links(self._enter()).get(link)
@@ -210,6 +204,8 @@ def boot_script(name: str, disk: Path) -> str:
         f"mount --bind /run/kernel/{path.replace('/', '.')} /proc/sys/{path}"
         for path, value in KERNEL.items()
     )
+    network = "\n".join(f"echo {value} >/proc/sys/{path}" for path, value in NETWORK.items())
+    # A launcher that finds the sleeping process finds a whole machine, even if the one that booted it was killed.
     # An ignored SIGCHLD survives exec and makes the kernel reap the machine's orphans.
     return f"""set -e
 hostname {name}
@@ -220,6 +216,8 @@ mount --bind {shlex.quote(str(disk))}/log /var/log
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/kernel /run/lock
 {kernel}
+{network}
+ip link set lo up
 trap '' CHLD
 exec sleep infinity"""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster.errors import ClusterError, CommandError
-from testcluster.machine import Machine, ip, links
+from testcluster.machine import Machine, cgroup_hierarchies, ip, links
 
 PREFIX = "sm70-test"
 COUNT = 8
@@ -78,16 +78,22 @@ def claim(owner: Path, folder: Path) -> Network:
     """
     folder.mkdir(parents=True, exist_ok=True)
     claims = {index: Path(path.read_text()) for index in range(COUNT) if (path := folder / str(index)).exists()}
-    used = links()
     for index, holder in claims.items():
         if holder == owner:
             return Network(index)
+    used = in_use()
     for index in range(COUNT):
         taken = index in claims and (claims[index] / STATE).exists()
-        if Network(index).link not in used and not taken:
+        if index not in used and not taken:
             (folder / str(index)).write_text(str(owner))
             return Network(index)
     raise ClusterError(f"all {COUNT} test networks of this host are in use; `down` one of the clusters (`down --all`)")
+
+
+def in_use() -> set[int]:
+    """The networks with a cable or with cgroups, whoever claimed them: another cache, another root file system."""
+    names = [*links(), *(path.name for root in cgroup_hierarchies() for path in root.glob(f"{PREFIX}*"))]
+    return {index for index in range(COUNT) for name in names if name.startswith(Network(index).link)}
 
 
 def claimants(folder: Path) -> set[Path]:
@@ -111,10 +117,14 @@ def unguard() -> None:
         subprocess.run(["ip", "route", "delete", *GUARD], capture_output=True, check=False)
 
 
-def unplug(owner: Path) -> None:
-    """Removes the cables of a cluster's folder; a dead hub's network can outlive it while TCP retries."""
+def unplug(owner: Path, own: Network | None = None) -> None:
+    """Removes the cables of a cluster's folder, also one of its network that nobody has put a name on yet.
+
+    A dead hub's network, and with it the cable, can outlive it while TCP retries.
+    """
     for name, alias in links().items():
-        if name.startswith(PREFIX) and alias == str(owner):
+        unnamed = own is not None and name == own.link and not alias
+        if name.startswith(PREFIX) and (alias == str(owner) or unnamed):
             delete(name)
 
 

@@ -21,7 +21,6 @@ COMMANDS = {  # by the Debian package that has it
     "iptables": ("iptables", "iptables-restore"),
     "util-linux": ("unshare", "nsenter", "setsid", "mountpoint", "pivot_root"),
     "mount": ("mount", "umount"),
-    "procps": ("sysctl",),
     "runc": ("runc",),
 }
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "blkio", "freezer")  # of cgroup v1

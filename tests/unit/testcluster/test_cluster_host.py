@@ -75,8 +75,9 @@ def test_only_images_may_differ_on_a_running_cluster() -> None:
 
 @pytest.fixture
 def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host without any cable of a cluster."""
+    """A host without any cable or cgroup of a cluster."""
     monkeypatch.setattr(network, "links", dict)
+    monkeypatch.setattr(network, "cgroup_hierarchies", list)
 
 
 @pytest.mark.usefixtures("no_links")
@@ -97,9 +98,23 @@ def test_a_network_is_kept_until_it_is_released_and_then_free(tmp_path: Path) ->
     assert network.claim(owners[1], claims) == second
 
 
-def test_a_network_whose_cable_is_there_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "links", lambda: {f"{network.PREFIX}0": "of an unknown cluster", "lo": ""})
-    assert network.claim(tmp_path, tmp_path / "networks") == Network(1)
+def test_a_network_of_an_unknown_cluster_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hierarchy = tmp_path / "cgroup"
+    (hierarchy / f"{network.PREFIX}1-node-1").mkdir(parents=True)
+    monkeypatch.setattr(network, "links", lambda: {f"{network.PREFIX}0": "its folder", "lo": ""})
+    monkeypatch.setattr(network, "cgroup_hierarchies", lambda: [hierarchy])
+    assert network.claim(tmp_path, tmp_path / "networks") == Network(2)
+
+
+def test_only_cgroups_without_a_cable_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("0-node-1/kubepods", "1-hub", "1-node-1/kubepods/pod", "-loader"):
+        (tmp_path / f"{network.PREFIX}{name}").mkdir(parents=True)
+    (tmp_path / "others").mkdir()
+    monkeypatch.setattr(host, "links", lambda: {f"{network.PREFIX}0": "its folder"})
+    monkeypatch.setattr(network, "unguard", lambda: None)
+    monkeypatch.setattr(host, "cgroup_hierarchies", lambda: [tmp_path])
+    assert len(host.sweep()) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["others", f"{network.PREFIX}0-node-1"]
 
 
 @pytest.mark.usefixtures("no_links")
