@@ -1,0 +1,133 @@
+"""`sm70-kernels`: lists, builds, reports, checks and times the kernels.
+
+Exit status: 0 when all is well, 1 when a check failed, 2 when the command could not do its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import build, checks, report, toolchain
+from .backend import Backend
+from .emulator import Emulator
+from .errors import KernelError
+from .loader import objects_folder
+
+DOCUMENT = "docs/engine/kernels.md"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sm70-kernels", description="The kernel workshop.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="families, contracts and kernels")
+    make = commands.add_parser("build", help="compile what is missing; installs the toolchain on first use")
+    make.add_argument("--output", type=Path, help="copy all objects into this folder")
+    make.add_argument("--timing", action="store_true", help="with the timing builds of the V100 proxy")
+    make.add_argument("--jobs", type=int, help="compilations at a time; by default one per core")
+    show = commands.add_parser("report", help="what the sm_70 machine code is")
+    show.add_argument("--json", action="store_true", help="the manifests instead of tables")
+    show.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT}")
+    test = commands.add_parser("check", help="every kernel against its reference")
+    test.add_argument("--on", choices=("emulator", "device"), default="emulator")
+    test.add_argument("--size", type=checks.Size, choices=list(checks.Size), default=checks.Size.SMALL)
+    test.add_argument("--order", type=int, default=0, help="of threads and blocks on the emulator: 0, 1 or a seed")
+    time = commands.add_parser("bench", help="time the kernels on this machine's GPU")
+    time.add_argument("--families", default="", help="comma-separated prefixes; by default all")
+    time.add_argument(
+        "--proxy", action="store_true", help="on a card newer than Volta: predict a V100 (80 SMs, s2t, s3t)"
+    )
+    time.add_argument("--json", type=Path, help="write the rows here")
+    for command in (test, time):
+        command.add_argument("--objects", type=Path, help="built objects; by default the ones that were installed")
+    return parser
+
+
+def _facts(jobs: int | None = None) -> dict[str, build.FamilyFacts]:
+    return {name: build.read_facts(path) for (name, _), path in build.build(jobs=jobs).items()}
+
+
+def _build(options: argparse.Namespace) -> int:
+    variants = (build.PLAIN, *build.TIMING) if options.timing else (build.PLAIN,)
+    for name, facts in _facts(options.jobs).items():
+        spills = sum(kernel.spills for kernel in facts.kernels.values())
+        print(f"{name}: {len(facts.kernels)} kernels, {spills} bytes of spills")
+    if options.output:
+        print(f"objects in {build.export(options.output, variants)}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    facts = _facts()
+    if options.json:
+        text = {name: json.loads((path / build.MANIFEST).read_text()) for (name, _), path in build.build().items()}
+        print(json.dumps(text, indent=1, sort_keys=True))
+    elif options.write:
+        report.write(toolchain.REPOSITORY / DOCUMENT, facts.values())
+    else:
+        print(report.table(facts.values()))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    backend: Backend = Emulator(options.order)
+    if options.on == "device":
+        from .device import Device  # only here is a driver needed
+
+        backend = Device(options.objects or objects_folder())
+    failed = total = 0
+    for result in checks.run_all(backend, options.size):
+        total += 1
+        failed += not result.passed
+        verdict = "ok  " if result.passed else "FAIL"
+        note = f"  {result.note}" if result.note else ""
+        print(
+            f"{verdict} {result.name}: error/tolerance {result.ratio:.3f}, relative L2 {result.relative_l2:.1e}{note}"
+        )
+    print(f"{backend.name}: {total - failed} of {total} checks passed")
+    return 1 if failed else 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from . import bench
+    from .device import Device
+
+    objects = options.objects or objects_folder()
+    families = tuple(x for x in options.families.split(",") if x)
+    plain = Device(objects)
+    runs = [(plain, build.PLAIN, 0, "measured")]
+    if options.proxy:
+        if plain.kernels.capability[0] == 7:
+            raise KernelError("--proxy predicts a V100 on a newer card; this is one: leave it out and measure")
+        variants = [variant for variant in build.TIMING if variant.spread > 1]
+        runs = [(Device(objects, x.name), x, 80, f"prediction ({x.name})") for x in variants]
+    rows = []
+    for device, variant, sms, kind in runs:
+        runner = bench.Bench(device, variant.spread, sms, kind)
+        print(f"{device.name}: {runner.calibrate()}", file=sys.stderr)
+        rows += list(runner.run(families))
+    print(bench.markdown(rows), end="")
+    if options.json:
+        options.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.command == "list":
+        print(report.listing())
+        return 0
+    work = {"build": _build, "report": _report, "check": _check, "bench": _bench}
+    try:
+        return work[options.command](options)
+    except KernelError as error:
+        print(f"sm70-kernels: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

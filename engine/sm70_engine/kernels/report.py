@@ -1,0 +1,81 @@
+"""The static report: what the sm_70 machine code of every kernel is, as tables for a terminal and for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import v100
+from .build import FamilyFacts, KernelFacts
+from .errors import KernelError
+from .families import FAMILIES
+from .plans import LINEAR_TILES, CacheLayout, DecodePlan, KvFormat
+
+BEGIN, END = "<!-- generated: sm70-kernels report --write -->", "<!-- end of the generated part -->"
+
+
+def shared_bytes(kernel: str) -> int:
+    """Dynamic shared memory that the plans ask for; 0 for kernels without any."""
+    sizes = {tile.kernel: tile.shared_bytes for _, *pair in LINEAR_TILES for tile in pair}
+    for kv_format in KvFormat:
+        for dim in (64, 128, 256):
+            for group in (8, 16):
+                plan = DecodePlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, 80)
+                sizes[plan.kernel] = plan.shared_bytes
+            sizes[f"combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 80 * 32
+    return sizes.get(kernel, 0)
+
+
+def _row(name: str, facts: KernelFacts) -> str:
+    shared = shared_bytes(name)
+    ctas = v100.ctas_per_sm(facts.registers, facts.threads, shared)
+    occupancy = ctas * facts.threads / v100.THREADS
+    matrix = facts.opcodes.get("HMMA.884", 0)
+    needed = v100.loop_bytes(name)
+    share, binds = "", ""
+    if needed:
+        budget = v100.loop_budget(facts, needed)
+        shown = ("issue", budget.issue), *((u, budget.units.get(u, 0.0)) for u in ("tensor", "lsu", "alu", "fma"))
+        share, binds = ", ".join(f"{unit} {value:.2f}" for unit, value in shown), budget.binds
+    return (
+        f"| `{name}` | {facts.registers} | {shared + facts.static_shared} | {facts.spills} | {ctas} ({occupancy:.0%}) "
+        f"| {facts.instructions} | {matrix} | {facts.loop_instructions or ''} | {share} | {binds} |"
+    )
+
+
+def table(families: Iterable[FamilyFacts]) -> str:
+    """A markdown table per family."""
+    lines = []
+    for family in families:
+        lines += [f"### {family.name}", "", family.contract + ".", ""]
+        lines += [
+            "| kernel | registers | shared bytes | spills | CTAs per SM (occupancy) | instructions | HMMA.884 "
+            "| loop | share of a V100's units while 900 GB/s flow | limit by the model |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [_row(name, facts) for name, facts in family.kernels.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def listing() -> str:
+    """Families, contracts and kernels, without building anything."""
+    lines = []
+    for family in FAMILIES:
+        lines.append(f"{family.name}: {family.contract}")
+        lines += [f"    {kernel.name}" for kernel in family.kernels]
+    return "\n".join(lines)
+
+
+def embed(document: str, generated: str) -> str:
+    """The document with its generated part replaced. Raises `KernelError` without the two marks."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise KernelError(f"the document must hold the lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{generated}\n{END}{after}"
+
+
+def write(path: Path, families: Iterable[FamilyFacts]) -> None:
+    """Replaces the generated part of a document."""
+    path.write_text(embed(path.read_text(), table(families)))

@@ -1,0 +1,63 @@
+"""The command line's faces that need neither a toolchain nor a GPU, and the report's rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sm70_engine.kernels import cli, families, report, v100
+from sm70_engine.kernels.build import KernelFacts
+from sm70_engine.kernels.errors import KernelError
+
+
+def facts(registers: int, threads: int) -> KernelFacts:
+    return KernelFacts(registers, 0, 0, 0, 0, threads, True, 100, {"HMMA.884": 4}, 50, {"tensor": 8, "lsu": 16})
+
+
+def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    for family in families.FAMILIES:
+        assert family.contract in out
+        assert all(kernel.name in out for kernel in family.kernels)
+
+
+def test_a_machine_without_objects_is_told_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--on", "device", "--objects", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "no CUDA driver" in error or "sm70-kernels build --output" in error
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "shared", "ctas"),
+    [(64, 512, 0, 2), (32, 1024, 0, 2), (128, 256, 0, 2), (255, 256, 0, 1), (16, 128, 49152, 2), (16, 32, 0, 32)],
+)
+def test_occupancy_of_a_v100(registers: int, threads: int, shared: int, ctas: int) -> None:
+    assert v100.ctas_per_sm(registers, threads, shared) == ctas
+
+
+def test_the_model_names_what_binds() -> None:
+    # 7.35 bytes per cycle and SM: 1,152 bytes give each sub-partition 627 cycles.
+    light, heavy = facts(64, 512), KernelFacts(64, 0, 0, 0, 0, 512, True, 9, {}, 50, {"tensor": 700, "lsu": 16})
+    assert v100.loop_budget(light, 1152).binds == "memory"
+    assert v100.loop_budget(heavy, 1152).binds == "tensor"
+    assert v100.loop_budget(heavy, 1152).units["tensor"] == pytest.approx(700 / 627, rel=0.01)
+
+
+def test_bytes_of_a_main_loop_are_known_for_every_streaming_kernel() -> None:
+    for family in families.FAMILIES:
+        for kernel in family.kernels:
+            assert (v100.loop_bytes(kernel.name) > 0) == kernel.tensor_cores, kernel.name
+
+
+def test_only_the_generated_part_of_a_document_changes() -> None:
+    document = f"intro\n{report.BEGIN}\nold\n{report.END}\nrest\n"
+    changed = report.embed(document, "new")
+    assert changed.startswith("intro\n")
+    assert changed.endswith("\nrest\n")
+    assert "new" in changed
+    assert "old" not in changed
+    assert report.embed(changed, "new") == changed
+    with pytest.raises(KernelError, match="must hold the lines"):
+        report.embed("no marks", "new")
