@@ -61,7 +61,7 @@ class Settings(BaseModel):
         default=60, ge=10, le=600, description="A watch is renewed after this time, which also shows that it lives."
     )
     leader_election: bool = Field(default=True, description="Act only while holding the Lease.")
-    lease_name: str = Field(default="sm70-operator", min_length=1, max_length=63)
+    lease_name: str = Field(default="sm70-operator", min_length=1, max_length=63, description="The Lease's name.")
     lease_namespace: str = Field(
         default="", description="Default: the namespace that the operator runs in, or `default` outside a cluster."
     )
@@ -70,8 +70,10 @@ class Settings(BaseModel):
     )
     listen: str = Field(default="0.0.0.0", description="Address of /metrics and /healthz.")  # noqa: S104
     port: int = Field(default=8080, ge=0, le=65_535, description="Port of /metrics and /healthz; 0: any free one.")
-    log_format: LogFormat = Field(default=LogFormat.TEXT)
-    log_level: Annotated[str, StringConstraints(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="`text` or `json`, one object a line.")
+    log_level: Annotated[str, StringConstraints(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = Field(
+        default="INFO", description="`DEBUG` also shows what kopf does."
+    )
 
     def engine_image(self, flavour: EngineFlavour) -> str:
         """The default image of a flavour; empty when none was given."""

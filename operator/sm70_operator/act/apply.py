@@ -35,8 +35,8 @@ class Executor:
 
     async def run(self, action: Action, resource: Resource) -> None:
         """Does one thing. Raises ObstacleError, NotYetError, NotLeaderError, or ApiError for what may pass again."""
-        if isinstance(action, Apply | Scale) and action.starts:
-            await self._nothing_else_runs(resource, action.starts)
+        if isinstance(action, Apply | Scale) and action.runs:
+            await self._nothing_else_runs(resource, action.runs)
         if isinstance(action, Apply) and not action.known:
             await self._name_is_free(action.manifest, resource)
         if not self._may_act():
@@ -53,11 +53,11 @@ class Executor:
             case Apply(manifest=manifest):
                 name = manifest["metadata"]["name"]
                 await self._api.apply(manifest["kind"], namespace, name, manifest, names.FIELD_MANAGER)
-            case Scale(name=name, uid=uid, replicas=replicas):
-                body = {"metadata": {"uid": uid}, "spec": {"replicas": replicas}}
+            case Scale(name=name, uid=uid, version=version, replicas=replicas):
+                body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": replicas}}
                 await self._api.merge("Deployment", namespace, name, body, names.FIELD_MANAGER)
-            case Delete(name=name, uid=uid):
-                await self._api.delete("Deployment", namespace, name, uid)
+            case Delete(name=name, uid=uid, version=version):
+                await self._api.delete("Deployment", namespace, name, uid, version)
 
     def _judge(self, error: ApiError, action: Action) -> None:
         gone = error.code == 404 and not isinstance(action, Apply)

@@ -98,12 +98,12 @@ class ApiServer:
         """Changes single members of an object that exists."""
         return await self._call("PATCH", kind, namespace, name, body, {"fieldManager": manager}, MERGE)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Deletes exactly this object; its dependents are collected in the background."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> None:
+        """Deletes exactly this state of this object; its dependents are collected in the background."""
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "preconditions": {"uid": uid},
+            "preconditions": {"uid": uid, "resourceVersion": version},
             "propagationPolicy": "Background",
         }
         await self._call("DELETE", kind, namespace, name, body)

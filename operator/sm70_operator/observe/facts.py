@@ -84,6 +84,8 @@ class ObjectFacts:
 
     name: str
     uid: str
+    version: str
+    """The resourceVersion: a change that rests on this state must not meet another one."""
     service: str
     owner: str
     """The uid of the controlling service; empty when none controls it."""
@@ -106,6 +108,7 @@ def parse_object(raw: Raw) -> ObjectFacts:
     return ObjectFacts(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
+        version=metadata.get("resourceVersion", ""),
         service=(metadata.get("labels") or {}).get(names.SERVICE_LABEL, ""),
         owner=controller_uid(metadata),
         deleting="deletionTimestamp" in metadata,

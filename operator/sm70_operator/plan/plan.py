@@ -18,27 +18,31 @@ class Apply:
     because: str
     known: bool
     """The object was seen and is ours. Otherwise whoever acts must look first that nobody else has the name."""
-    starts: str = ""
-    """The revision that this starts: whoever acts must make sure that no other one runs, by a fresh look."""
+    runs: str = ""
+    """The revision that runs by this: whoever acts must make sure that no other one does, by a fresh look."""
+    starts: bool = False
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Sets the replicas of a Deployment that is there, and changes nothing else of it."""
+    """Sets the replicas of a Deployment, provided that it is still as it was seen, and changes nothing else of it."""
 
     name: str
     uid: str
+    version: str
     replicas: int
     because: str
-    starts: str = ""
+    runs: str = ""
+    starts: bool = False
 
 
 @dataclass(frozen=True)
 class Delete:
-    """Deletes a Deployment, provided that it is still the same one."""
+    """Deletes a Deployment, provided that it is still as it was seen."""
 
     name: str
     uid: str
+    version: str
     because: str
 
 

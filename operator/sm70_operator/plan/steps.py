@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm70_operator.observe.facts import ObjectFacts
 from sm70_operator.observe.snapshot import Snapshot, replicas_of, revision_of, selected_revision
@@ -117,9 +117,9 @@ def _stop_others(snapshot: Snapshot, wanted: str) -> Iterator[Action]:
         if revision == wanted or child.deleting:
             continue
         if replicas_of(child):
-            yield Scale(child.name, child.uid, 0, f"Revision {revision} stops: the spec wants {wanted}.")
+            yield Scale(child.name, child.uid, child.version, 0, f"Revision {revision} stops: the spec wants {wanted}.")
         elif _at_rest(child) and revision not in busy:
-            yield Delete(child.name, child.uid, f"Revision {revision} has stopped.")
+            yield Delete(child.name, child.uid, child.version, f"Revision {revision} has stopped.")
 
 
 def _run_target(snapshot: Snapshot, target: Target, may_start: bool) -> Iterator[Action]:
@@ -134,9 +134,10 @@ def _run_target(snapshot: Snapshot, target: Target, may_start: bool) -> Iterator
     yield from _apply(render_service(owner, selected), snapshot.service, f"Traffic goes to revision {selected}.")
     if may_start or runs:
         manifest = render_deployment(owner, target.name, target.revision, replicas)
-        starts = target.name if replicas and not runs else ""
+        starts = bool(replicas) and not runs
         because = f"Revision {target.name} starts." if starts else f"Revision {target.name} is as the spec wants it."
-        yield from _apply(manifest, present, because, starts)
+        for action in _apply(manifest, present, because):
+            yield replace(action, runs=target.name if replicas else "", starts=starts)
 
 
 def _keep(snapshot: Snapshot, rejected: Rejected, active: str, may_start: bool) -> Iterator[Action]:
@@ -148,9 +149,9 @@ def _keep(snapshot: Snapshot, rejected: Rejected, active: str, may_start: bool) 
         return
     wanted, found = rejected.spec.replicas, replicas_of(present)
     if wanted != found and (found or may_start):
-        starts = active if wanted and not found else ""
         because = f"Revision {active} goes on: the present spec is refused."
-        yield Scale(present.name, present.uid, wanted, because, starts)
+        runs = active if wanted else ""
+        yield Scale(present.name, present.uid, present.version, wanted, because, runs, starts=bool(runs and not found))
 
 
 def _deployment(snapshot: Snapshot, revision: str) -> ObjectFacts | None:
@@ -175,8 +176,8 @@ def _claim(snapshot: Snapshot, target: Target) -> Iterator[Action]:
         yield Apply({**manifest, "spec": kept}, f"The compile cache grows to {size}.", known=True)
 
 
-def _apply(manifest: Manifest, found: ObjectFacts | None, because: str, starts: str = "") -> Iterator[Action]:
+def _apply(manifest: Manifest, found: ObjectFacts | None, because: str) -> Iterator[Apply]:
     if found is not None and found.deleting:
         return
     if found is None or differs(manifest, found.manifest):
-        yield Apply(manifest, because, known=found is not None, starts=starts)
+        yield Apply(manifest, because, known=found is not None)

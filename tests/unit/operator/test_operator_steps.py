@@ -1,0 +1,203 @@
+"""One set of GPUs: what the planner does, in which order, and what it leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sm70_operator.api.conditions import ConditionStatus, ConditionType, Reason
+from sm70_operator.observe.facts import parse_object
+from sm70_operator.plan.plan import Apply, Delete, Scale
+from unit.operator.builders import (
+    OWNER,
+    condition,
+    deployment,
+    planned,
+    pod,
+    report,
+    resource,
+    running,
+    service,
+    serving,
+    snapshot,
+    spec,
+    target,
+)
+
+EARLIER = spec(overrides={"maxNumSeqs": 4})
+REFUSED = spec(overrides={"maxNumSeqs": 64, "maxNumBatchedTokens": 8})
+
+
+def kinds(actions: tuple[object, ...]) -> list[str]:
+    """Actions in short: the kind that is applied, or what is scaled or deleted."""
+    words = []
+    for action in actions:
+        match action:
+            case Apply(manifest=manifest, starts=starts):
+                words.append(f"apply {manifest['kind']}" + (" (start)" if starts else ""))
+            case Scale(replicas=replicas, starts=starts):
+                words.append(f"scale to {replicas}" + (" (start)" if starts else ""))
+            case Delete():
+                words.append("delete")
+    return words
+
+
+def test_a_new_service_gets_its_objects_and_every_condition() -> None:
+    plan = planned(snapshot())
+    assert kinds(plan.actions) == ["apply Service", "apply Deployment (start)"]
+    assert plan.status is not None
+    assert [one.type for one in plan.status.conditions] == list(ConditionType)
+    assert {one.observed_generation for one in plan.status.conditions} == {1}
+    unknown = [one.type for one in plan.status.conditions if one.status is ConditionStatus.UNKNOWN]
+    assert set(unknown) == set(ConditionType) - {ConditionType.ACCEPTED, ConditionType.PROGRESSING}
+
+
+def test_the_compile_cache_claim_comes_first() -> None:
+    plan = planned(snapshot(of=resource(spec(compileCache={"size": "2Gi"}))))
+    assert kinds(plan.actions)[0] == "apply PersistentVolumeClaim"
+
+
+def test_a_running_service_is_left_alone() -> None:
+    plan = planned(running())
+    assert plan.actions == ()
+    assert condition(plan, ConditionType.READY).reason is Reason.SERVING
+
+
+def test_nothing_is_done_while_the_service_is_being_deleted() -> None:
+    plan = planned(replace(running(), resource=resource(deleting=True), service=None, deployments=()))
+    assert (plan.actions, plan.status, plan.events) == ((), None, ())
+
+
+def test_an_edit_stops_the_earlier_revision_first() -> None:
+    world = running(EARLIER, of=resource())
+    plan = planned(world)
+    assert kinds(plan.actions) == ["scale to 0"]
+    assert condition(plan, ConditionType.PROGRESSING).reason is Reason.DRAINING
+    assert condition(plan, ConditionType.READY).reason is Reason.DRAINING
+
+
+def test_the_new_revision_waits_for_the_last_pod_of_the_earlier_one() -> None:
+    name = target(EARLIER).name
+    going = serving(name)
+    going["metadata"]["deletionTimestamp"] = "2026-11-30T12:00:00Z"
+    world = snapshot([deployment(EARLIER, 0)], [going], selected=name)
+    assert planned(world).actions == ()
+
+
+def test_the_new_revision_waits_until_the_controller_has_seen_the_stop() -> None:
+    unseen = deployment(EARLIER, 0) | {"status": {"observedGeneration": 0, "replicas": 1}}
+    assert planned(snapshot([unseen], selected=target(EARLIER).name)).actions == ()
+
+
+def test_then_it_starts_and_the_traffic_moves_with_it() -> None:
+    plan = planned(snapshot([deployment(EARLIER, 0)], selected=target(EARLIER).name))
+    assert kinds(plan.actions) == ["delete", "apply Service", "apply Deployment (start)"]
+    moved = next(one.manifest for one in plan.actions if isinstance(one, Apply) and one.manifest["kind"] == "Service")
+    assert moved["spec"]["selector"]["inference.sm70.io/revision"] == target().name
+
+
+def test_a_refused_edit_leaves_the_earlier_revision_serving() -> None:
+    world = running(of=resource(REFUSED, generation=2))
+    plan = planned(world)
+    assert plan.actions == ()
+    assert condition(plan, ConditionType.ACCEPTED).reason is Reason.REFUSED
+    ready = condition(plan, ConditionType.READY)
+    assert (ready.status, ready.reason) == (ConditionStatus.TRUE, Reason.SERVING_EARLIER_SPEC)
+    assert ready.observed_generation == 2
+    assert plan.status is not None
+    assert (plan.status.revisions.active, plan.status.revisions.target) == (target().name, None)
+    assert plan.status.effective is not None
+    assert plan.status.effective.args == target().resolution.argv
+
+
+def test_a_refused_edit_still_scales_what_serves() -> None:
+    world = running(of=resource(REFUSED | {"replicas": 3}))
+    assert kinds(planned(world).actions) == ["scale to 3"]
+
+
+def test_a_refused_edit_amid_a_change_brings_the_stopped_revision_back() -> None:
+    world = snapshot([deployment(replicas=0)], selected=target().name, of=resource(REFUSED))
+    assert kinds(planned(world).actions) == ["scale to 1 (start)"]
+
+
+def test_a_hand_that_scales_a_deployment_is_corrected() -> None:
+    assert kinds(planned(replace(running(), deployments=(parse_object(deployment(replicas=5)),))).actions) == [
+        "apply Deployment"
+    ]
+
+
+def test_a_changed_template_is_put_right_without_a_restart_of_its_own() -> None:
+    manifest = deployment()
+    manifest["spec"]["template"]["spec"]["containers"][0]["image"] = "elsewhere/engine:2"
+    assert kinds(planned(replace(running(), deployments=(parse_object(manifest),))).actions) == ["apply Deployment"]
+
+
+def test_defaults_of_the_api_server_are_no_difference() -> None:
+    manifest = deployment()
+    manifest["spec"]["template"]["spec"]["dnsPolicy"] = "ClusterFirst"
+    manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] = "6144Mi"
+    assert planned(replace(running(), deployments=(parse_object(manifest),))).actions == ()
+
+
+def test_objects_of_a_deleted_service_of_the_same_name_are_waited_for() -> None:
+    manifest = deployment()
+    manifest["metadata"]["ownerReferences"][0]["uid"] = "22222222-2222-2222-2222-222222222222"
+    plan = planned(snapshot([manifest], [pod(target().name)]))
+    assert plan.actions == ()
+    assert condition(plan, ConditionType.PROGRESSING).reason is Reason.DRAINING
+
+
+def test_a_service_of_somebody_else_is_not_taken_over() -> None:
+    manifest = service(target().name)
+    manifest["metadata"]["ownerReferences"] = []
+    plan = planned(replace(snapshot(), service=parse_object(manifest)))
+    assert plan.actions == ()
+    assert condition(plan, ConditionType.READY).reason is Reason.OBSTRUCTED
+
+
+def test_an_obstacle_is_told_and_nothing_more_is_tried() -> None:
+    plan = planned(replace(snapshot(), obstacle="The API server refuses: quota exceeded"))
+    assert plan.actions == ()
+    ready = condition(plan, ConditionType.READY)
+    assert ready.reason is Reason.OBSTRUCTED
+    assert "quota exceeded" in ready.message
+
+
+def test_a_claim_only_grows() -> None:
+    claim = {
+        "metadata": {"name": "tiny-compile-cache", "uid": "c", "ownerReferences": [OWNER.reference()]},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "fast",
+            "resources": {"requests": {"storage": "2Gi"}},
+        },
+    }
+    for size, expected in (("4Gi", ["apply PersistentVolumeClaim"]), ("1Gi", []), ("2048Mi", [])):
+        document = spec(compileCache={"size": size, "storageClassName": "other"})
+        name = target(document).name
+        world = snapshot(
+            [deployment(document)],
+            [serving(name)],
+            selected=name,
+            answer=report(),
+            of=resource(document),
+            claim=parse_object(claim),
+        )
+        assert kinds(planned(world).actions) == expected, size
+
+
+def test_scaled_to_zero_says_so() -> None:
+    document = spec(replicas=0)
+    world = snapshot([deployment(document)], selected=target(document).name, of=resource(document))
+    plan = planned(world)
+    assert plan.actions == ()
+    assert condition(plan, ConditionType.READY).reason is Reason.SCALED_TO_ZERO
+
+
+def test_replicas_are_not_part_of_the_revision() -> None:
+    assert target(spec(replicas=1)).name == target(spec(replicas=3)).name
+    assert target(EARLIER).name != target().name
+
+
+def test_starts_and_stops_are_events() -> None:
+    assert [event.reason for event in planned(snapshot()).events] == ["RevisionStarted"]
+    assert "RevisionStopped" in [event.reason for event in planned(running(EARLIER, of=resource())).events]
