@@ -16,6 +16,7 @@ from sm70_profiles.identity import digest
 from sm70_profiles.profile import EngineFlavour
 from sm70_profiles.resolver import Facts, Resolution, ServeRequest, resolve
 
+SWITCH_PREFIXES = ("VLLM_", "TORCHINDUCTOR_")
 PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins", "vllm.endpoint_plugins")
 
 
@@ -55,6 +56,8 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str]) -> Launch
     """Reads the checkpoints and resolves. Raises ServeError with every refusal at once."""
     model = read_checkpoint(Path(request.model_path), "model")
     draft = None if request.draft_path is None else read_checkpoint(Path(request.draft_path), "draft")
+    if request.environment is None:
+        request = request.model_copy(update={"environment": _switches(environment)})
     facts = Facts(model=model, draft=draft)
     resolution = resolve(request, facts)
     if resolution.refusals:
@@ -67,6 +70,15 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str]) -> Launch
         command=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *resolution.argv),
         environment=_environment(resolution, environment),
     )
+
+
+def _switches(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which users of the release turn paths off, so that the prediction knows what the engine will."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(SWITCH_PREFIXES) and name != "VLLM_API_KEY" and len(value) <= 64
+    }
 
 
 def _environment(resolution: Resolution, environment: Mapping[str, str]) -> dict[str, str]:

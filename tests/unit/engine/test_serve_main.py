@@ -145,6 +145,16 @@ def test_render_says_what_would_be_run_and_starts_nothing(serve: Serve) -> None:
     assert not serve.log.exists()
 
 
+def test_the_prediction_knows_the_switches_of_the_environment(serve: Serve) -> None:
+    arguments = serve.serve("wait", "--no-enforce-eager", "--render")
+    states = []
+    for variables in ({}, {"VLLM_DISABLE_COMPILE_CACHE": "1"}):
+        _, output = serve.run(*arguments, **variables)
+        (path,) = (line for line in output.splitlines() if line.strip().startswith("reference_compile_cache"))
+        states.append(path.split()[1])
+    assert states == ["enabled", "disabled"]
+
+
 def test_a_shutdown_that_was_asked_for_is_a_success_with_counts(serve: Serve, up: subprocess.Popen[str]) -> None:
     output = until(up, "vllm is up")
     session = Path(next(line for line in output.splitlines() if line.startswith("vllm session")).split()[-1])
