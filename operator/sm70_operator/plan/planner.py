@@ -11,10 +11,10 @@ from sm70_operator.api.conditions import (
     Reason,
     with_remedy,
 )
-from sm70_operator.api.types import Revisions, Spec
+from sm70_operator.api.types import Revisions, Spec, Status
 from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.snapshot import Snapshot, revision_of
-from sm70_operator.plan.gates import judge_reports
+from sm70_operator.plan.gates import judge_reports, merge_routes, reports_of
 from sm70_operator.plan.intent import Rejected, Target, read_intent
 from sm70_operator.plan.plan import Plan
 from sm70_operator.plan.startup import Views, judge_startup
@@ -58,7 +58,7 @@ def plan(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
         actions=() if snapshot.obstacle else steps.actions,
         status=status,
         events=(() if snapshot.obstacle else steps.events()) + transitions(earlier.conditions, status.conditions),
-        wake_after_seconds=_wake(pods, intent, now, settings),
+        wake_after_seconds=min(_wake(pods, intent, now, settings), _routes_due(world, status, now)),
     )
 
 
@@ -205,9 +205,7 @@ def _wake(pods: tuple[PodFacts, ...], intent: Target | Rejected, now: datetime, 
     if intent.spec is not None and intent.spec.profile_ref is not None:
         candidates.append(settings.profile_refresh_seconds)
     for pod in pods:
-        if pod.container is not None and pod.container.started:
-            candidates.append(settings.poll_seconds)
-        elif not pod.scheduled:
+        if not pod.scheduled:
             candidates.append(WAITING_SECONDS)
         elif pod.container is None or not pod.container.running:
             candidates.append(CREATING_SECONDS)
@@ -216,6 +214,14 @@ def _wake(pods: tuple[PodFacts, ...], intent: Target | Rejected, now: datetime, 
             if left > timedelta(0):
                 candidates.append(left.total_seconds() + 1)
     return min(candidates)
+
+
+def _routes_due(world: World, status: Status, now: datetime) -> float:
+    """Seconds until counters that were held back may be written."""
+    if status.routes is None or status.routes.items == merge_routes(reports_of(world.pods, world.answers)):
+        return float("inf")
+    due = status.routes.observed_time + timedelta(seconds=world.routes_seconds) - now
+    return max(due.total_seconds(), 0.0)
 
 
 def _profile_text(spec: Spec | None) -> str:
