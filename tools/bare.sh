@@ -31,6 +31,7 @@ cat >"$bare/inside.sh" <<'EOF'
 set -eu
 root=$1 target=$2
 mount --make-rprivate /
+mount --bind "$root" "$root"  # a root that is no mount point is one that container tools cannot remount
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
