@@ -28,7 +28,7 @@ from sm70_profiles.rules import Capabilities, judge_paths, settled_values, summa
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, Overrides
 
 MAX_CACHE_FILES = 100_000
-IMAGE_ENVIRONMENT = "SM70_IMAGE"
+IMAGE_ENVIRONMENT = "SM70_ENGINE_IMAGE"
 
 
 def version_of(distribution: str) -> str | None:

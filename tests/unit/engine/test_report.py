@@ -88,7 +88,7 @@ def test_a_missing_operator_disables_its_path_by_name(monkeypatch: pytest.Monkey
 
 
 def test_the_report_is_what_the_operator_reads() -> None:
-    found = report(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "SM70_IMAGE": "registry/x@sha256:1"})
+    found = report(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "SM70_ENGINE_IMAGE": "registry/x@sha256:1"})
     assert parse_report(found.model_dump_json(by_alias=True).encode()) == found
     assert found.device.uuids == ("GPU-1", "GPU-2")
     assert found.engine.image == "registry/x@sha256:1"
