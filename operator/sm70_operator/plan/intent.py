@@ -86,6 +86,7 @@ def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Setting
             served_name=spec.model.served_name or resource.key.name,
             overrides=spec.overrides,
             extra_args=spec.extra_args,
+            environment={one.name: one.value for one in spec.env if one.value is not None} or None,
             gpus=spec.gpus,
             acceleration=spec.acceleration,
             drain_timeout_seconds=spec.rollout.drain_timeout_seconds,
