@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import images
-
 import lane
-from testcluster import build
-from testcluster.paths import cache
+from testcluster.cluster import build_all
 
 
 def main() -> None:
-    for recipe in (build.kubernetes(), build.helm()):
-        build.build(recipe, cache())
+    build_all()
     lane.main(["cpu"])
     images.image_archives(["operator", "engine-cpu"])
 
