@@ -186,7 +186,7 @@ def layout(
         if rule is KvGroups.SMALLEST:
             block *= ratio
         else:
-            draft_block, page = block // ratio, block * token
+            draft_block, page = max(1, block // ratio), block * token
     size = layers_per_group(rule, (attention, states), draft_layers)
     return Layout(
         attention_token=token,
