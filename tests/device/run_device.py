@@ -77,7 +77,7 @@ def main() -> int:
         "multiprocessors": device.multiprocessors,
         "capability": device.kernels.capability,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python3", *sys.argv]),
+        "command": " ".join(["python3", *("results" if x == str(options.out) else x for x in sys.argv)]),
         "sources": {name: facts.source_hash for name, facts in device.kernels.facts.items()},
     }
     results = [] if options.no_checks else run_checks(options.objects, options.size, options.check_seconds)

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import plans, v100
 from .device import Device, DeviceBuffer, Partition
-from .plans import CacheLayout, DecodePlan, KvFormat, Launch, LinearTile
+from .plans import AttentionMemory, CacheLayout, DecodePlan, KvFormat, Launch, LinearTile, VerifyPlan
 
 USEFUL_BYTES = 1 << 30
 LAYERS = 16  # full-attention layers of the 27B model
@@ -48,8 +48,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class DecodeBench:
-    """A batch of equal contexts."""
+class AttentionBench:
+    """A batch of equal contexts. `queries` 0: decode, one token per sequence."""
 
     format: KvFormat
     dim: int
@@ -59,6 +59,13 @@ class DecodeBench:
     page: int = 2048
     heads: int = 1
     window: int = 0
+    queries: int = 0
+    causal: bool = True
+
+    @property
+    def family(self) -> str:
+        """The kernels' family."""
+        return f"attention_{'verify' if self.queries else 'decode'}_{self.format}"
 
 
 @dataclass(frozen=True)
@@ -73,15 +80,20 @@ class LinearBench:
 
 # The 27B model's linears per rank at TP4: gate_up, down, qkvz, o.
 TP4_SHAPES = ((8704, 5120), (5120, 4352), (4128, 5120), (5120, 1536))
-DECODE_CASES: tuple[DecodeBench, ...] = (
-    *(DecodeBench(KvFormat.E4M3, 256, 6, b, n) for n in (4096, 32768, 131072) for b in (1, 4, 8)),
-    *(DecodeBench(KvFormat.E4M3, 256, 8, 1, n) for n in (32768, 131072)),
-    *(DecodeBench(f, 256, 6, 1, n) for f in (KvFormat.E5M2, KvFormat.F16) for n in (32768, 131072)),
-    *(DecodeBench(f, 128, 8, 1, n) for f in KvFormat for n in (32768, 131072)),
-    DecodeBench(KvFormat.E4M3, 256, 12, 1, 131072),
-    DecodeBench(KvFormat.E4M3, 64, 8, 1, 131072),
-    DecodeBench(KvFormat.E4M3, 256, 6, 1, 32768, page=16),
-    DecodeBench(KvFormat.E4M3, 256, 6, 1, 131072, window=2048),
+ATTENTION_CASES: tuple[AttentionBench, ...] = (
+    *(AttentionBench(KvFormat.E4M3, 256, 6, b, n) for n in (4096, 32768, 131072) for b in (1, 4, 8)),
+    *(AttentionBench(KvFormat.E4M3, 256, 8, 1, n) for n in (32768, 131072)),
+    *(AttentionBench(f, 256, 6, 1, n) for f in (KvFormat.E5M2, KvFormat.F16) for n in (32768, 131072)),
+    *(AttentionBench(f, 128, 8, 1, n) for f in KvFormat for n in (32768, 131072)),
+    AttentionBench(KvFormat.E4M3, 256, 12, 1, 131072),
+    AttentionBench(KvFormat.E4M3, 64, 8, 1, 131072),
+    AttentionBench(KvFormat.E4M3, 256, 6, 1, 32768, page=16),
+    AttentionBench(KvFormat.E4M3, 256, 6, 1, 131072, window=2048),
+    *(AttentionBench(KvFormat.E4M3, 256, 6, b, n, queries=8) for n in (4096, 32768, 131072) for b in (1, 4)),
+    *(AttentionBench(KvFormat.E4M3, 256, 6, 1, 131072, queries=q) for q in (2, 5)),
+    *(AttentionBench(f, 256, 6, 1, 131072, queries=8) for f in (KvFormat.E5M2, KvFormat.F16)),
+    AttentionBench(KvFormat.E4M3, 128, 8, 1, 131072, queries=8),
+    AttentionBench(KvFormat.F16, 128, 4, 1, 131072, heads=2, window=2048, queries=8, causal=False),
 )
 LINEAR_CASES: tuple[LinearBench, ...] = tuple(LinearBench(m, n, k) for m in (1, 8, 16, 32, 64) for n, k in TP4_SHAPES)
 
@@ -154,8 +166,8 @@ class Bench:
             result[f"mma_cycles_{name}"] = float(cycles.mean()) / 1000 / chains / 4
         return {name: round(value, 3) for name, value in result.items()}
 
-    def decode(self, case: DecodeBench) -> Row:
-        """One decode attention."""
+    def attention(self, case: AttentionBench) -> Row:
+        """One attention, both launches."""
         layout = CacheLayout.split(case.format, case.page, case.heads, case.dim, self._spread)
         token = 2 * case.heads * case.dim * case.format.bytes
         per_sequence = -(-case.context // case.page)
@@ -169,30 +181,36 @@ class Bench:
         rng = np.random.default_rng(1)
         tables = self._device.put(rng.permutation(per_layer)[: steps * need].astype(np.int32))
         lengths = self._device.put(np.full(case.sequences, case.context, np.int32))
-        width = case.heads * case.group * case.dim
-        q = self._device.put((rng.standard_normal((case.sequences, width)) * 0.3).astype(np.float16))
-        out = self._device.put(np.zeros((case.sequences, width), np.float16))
-        splits = plans.decode_splits(layout, case.sequences, case.group, self._part.multiprocessors)
-        plan = DecodePlan(layout, case.sequences, case.group, splits, case.window)
+        width, rows = case.heads * case.group * case.dim, case.sequences * (case.queries or 1)
+        q = self._device.put((rng.standard_normal((rows, width)) * 0.3).astype(np.float16))
+        out = self._device.put(np.zeros((rows, width), np.float16))
+        sms = self._part.multiprocessors
+        plan: DecodePlan | VerifyPlan
+        if case.queries:
+            splits = plans.verify_splits(layout, case.sequences, sms)
+            plan = VerifyPlan(layout, case.sequences, case.group, splits, case.window, case.queries, case.causal)
+        else:
+            splits = plans.decode_splits(layout, case.sequences, case.group, sms)
+            plan = DecodePlan(layout, case.sequences, case.group, splits, case.window)
         partial = self._device.put(np.zeros(plan.partial_floats, np.float32))
         stats = self._device.put(np.zeros(plan.stats_floats, np.float32))
         tickets = self._device.put(np.zeros(plan.tickets, np.uint32))
 
         def make(i: int) -> tuple[Launch, ...]:
             layer, step = i % layers, i // layers % steps
-            return plan.launches(
+            memory = AttentionMemory(
                 q=q.address, out=out.address, cache=source.address + layer * per_layer * layout.block_stride,
                 block_table=tables.address + step * need * 4, lengths=lengths.address, partial=partial.address,
                 stats=stats.address, tickets=tickets.address, table_stride=per_sequence, q_stride=width,
-                out_stride=width, softmax_scale=case.dim**-0.5,
+                out_stride=width,
             )  # fmt: skip
+            return plan.launches(memory, case.dim**-0.5)
 
-        visible = min(case.context, case.window or case.context)
+        visible = min(case.context, case.window + (case.queries or 1) - 1 if case.window else case.context)
         name = f"d{case.dim} g{case.group} B{case.sequences} context {case.context} page {case.page}"
+        name += f" q{case.queries}" if case.queries else ""
         name += f" window {case.window}" if case.window else ""
-        return self._row(
-            f"attention_decode_{case.format}", name, make, layers * steps, case.sequences * visible * token
-        )
+        return self._row(case.family, name, make, layers * steps, case.sequences * visible * token)
 
     def linear(self, case: LinearBench) -> Row:
         """One NVFP4 linear."""
@@ -213,10 +231,9 @@ class Bench:
 
     def run(self, families: tuple[str, ...] = ()) -> Iterator[Row]:
         """Every case of the named families (a prefix is enough), or of all."""
-        for attention in DECODE_CASES:
-            name = f"attention_decode_{attention.format}"
-            if not families or any(name.startswith(x) for x in families):
-                yield self.decode(attention)
+        for case in ATTENTION_CASES:
+            if not families or any(case.family.startswith(x) for x in families):
+                yield self.attention(case)
         for product in LINEAR_CASES:
             if not families or any("nvfp4_linear".startswith(x) for x in families):
                 yield self.linear(product)

@@ -24,7 +24,7 @@ from sm70_engine.ops import kv_codec
 
 from . import plans, repack
 from .backend import Array, Backend, poison
-from .plans import CacheLayout, DecodePlan, KvFormat, LinearTile
+from .plans import AttentionMemory, CacheLayout, DecodePlan, KvFormat, LinearTile, VerifyPlan
 
 HALF_ULP = 2.0**-11
 SMALLEST = 2.0**-24
@@ -149,12 +149,12 @@ def check_kv_cache(backend: Backend, size: Size) -> Iterator[Result]:
             yield check_kv_write(backend, CacheLayout.packed(kv_format, page, heads, dim), tokens, scales, dim)
 
 
-# ---------------------------------------------------------------- decode attention
+# ---------------------------------------------------------------- attention
 
 
 @dataclass(frozen=True)
-class DecodeCase:
-    """A batch of one-token queries. `packed`: the layout with K and V of a token side by side."""
+class AttentionCase:
+    """A batch. `queries` 0: decode, one token per sequence. `packed`: K and V of a token side by side."""
 
     format: KvFormat
     dim: int
@@ -166,6 +166,22 @@ class DecodeCase:
     window: int = 0
     packed: bool = False
     amplitude: float = 1.0
+    queries: int = 0
+    causal: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Query tokens per sequence."""
+        return self.queries or 1
+
+    @property
+    def plan(self) -> DecodePlan | VerifyPlan:
+        """The launch's plan."""
+        make = CacheLayout.packed if self.packed else CacheLayout.split
+        common = (make(self.format, self.page, self.heads, self.dim), len(self.lengths), self.group, self.splits)
+        if not self.queries:
+            return DecodePlan(*common, self.window)
+        return VerifyPlan(*common, self.window, self.queries, self.causal)
 
     @property
     def name(self) -> str:
@@ -181,7 +197,7 @@ class DecodeCase:
 
 
 @dataclass(frozen=True)
-class DecodeData:
+class AttentionData:
     """Inputs of a case: the cache's bytes, its tables, the queries, and K and V as the values that were stored."""
 
     layout: CacheLayout
@@ -207,11 +223,10 @@ def _random_codes(rng: np.random.Generator, kv_format: KvFormat, count: int, amp
     return codes[draws], kv_codec.decode(codes, kv_format).astype(np.float32)[draws]
 
 
-def decode_data(case: DecodeCase, seed: int = 0) -> DecodeData:
+def attention_data(case: AttentionCase, seed: int = 0) -> AttentionData:
     """Makes the inputs of a case."""
     rng = np.random.default_rng([seed, case.dim, case.group, case.page, sum(case.lengths)])
-    make = CacheLayout.packed if case.packed else CacheLayout.split
-    layout = make(case.format, case.page, case.heads, case.dim)
+    layout = case.plan.layout
     used = [-(-length // case.page) for length in case.lengths]
     total = sum(used) + 2
     order = rng.permutation(total).astype(np.int32)
@@ -225,7 +240,7 @@ def decode_data(case: DecodeCase, seed: int = 0) -> DecodeData:
         view = blocks.reshape(total, 2, case.page, case.heads, row)
     keys, values, taken = [], [], 0
     for i, length in enumerate(case.lengths):
-        begin = max(0, length - case.window) if case.window else 0
+        begin = max(0, length - case.tokens - case.window + 1) if case.window else 0
         live = range(begin // case.page, used[i])
         table[i, live.start : live.stop] = order[taken + live.start : taken + live.stop]
         taken += used[i]
@@ -240,37 +255,47 @@ def decode_data(case: DecodeCase, seed: int = 0) -> DecodeData:
         keys.append(read[0])
         values.append(read[1])
     width = case.heads * case.group * case.dim
-    q = np.full((len(case.lengths), width + 64), np.nan, np.float16)
-    q[:, :width] = rng.standard_normal((len(case.lengths), width)) * case.amplitude
-    return DecodeData(layout, cache, table, np.array(case.lengths, np.int32), q, keys, values)
+    q = np.full((len(case.lengths) * case.tokens, width + 64), np.nan, np.float16)
+    q[:, :width] = rng.standard_normal((q.shape[0], width)) * case.amplitude
+    return AttentionData(layout, cache, table, np.array(case.lengths, np.int32), q, keys, values)
 
 
-def decode_reference(case: DecodeCase, data: DecodeData) -> tuple[Array, Array]:
+def attention_reference(case: AttentionCase, data: AttentionData) -> tuple[Array, Array]:
     """The output in FP64, and its tolerance; zero, exactly, for a sequence of length 0."""
-    shape = (len(case.lengths), case.heads, case.group, case.dim)
+    shape = (len(case.lengths), case.tokens, case.heads, case.group, case.dim)
     out, tolerance = np.zeros(shape), np.full(shape, SMALLEST)
     q = data.q[:, : case.heads * case.group * case.dim].astype(np.float64).reshape(shape)
     for i, length in enumerate(case.lengths):
+        first = length - len(data.keys[i])  # the position of the first row that was kept
         for h in range(case.heads if length else 0):
-            key, value = data.keys[i][:, h].astype(np.float64), data.values[i][:, h].astype(np.float64)
-            score = q[i, h] @ key.T * case.dim**-0.5
-            weight = np.exp(score - score.max(axis=1, keepdims=True))
-            weight /= weight.sum(axis=1, keepdims=True)
-            out[i, h] = weight @ value
-            tolerance[i, h] += HALF_ULP * (np.abs(out[i, h]) + 1.25 * (weight @ np.abs(value)))
+            keys, values = data.keys[i][:, h].astype(np.float64), data.values[i][:, h].astype(np.float64)
+            for j in range(case.tokens):
+                position = length - case.tokens + j
+                end = position + 1 if case.causal else length
+                start = max(0, position - case.window + 1) if case.window else 0
+                if end <= start:
+                    continue
+                key, value = keys[start - first : end - first], values[start - first : end - first]
+                score = q[i, j, h] @ key.T * case.dim**-0.5
+                weight = np.exp(score - score.max(axis=1, keepdims=True))
+                weight /= weight.sum(axis=1, keepdims=True)
+                out[i, j, h] = weight @ value
+                tolerance[i, j, h] += HALF_ULP * (np.abs(out[i, j, h]) + 1.25 * (weight @ np.abs(value)))
     return out, tolerance
 
 
-def run_decode(backend: Backend, case: DecodeCase, data: DecodeData, launches: int = 1) -> tuple[Array, Array, Array]:
-    """Output [sequences, heads, group, D], the untouched ends of its rows, and the tickets after the last launch."""
-    plan = DecodePlan(data.layout, len(case.lengths), case.group, case.splits, case.window)
-    width = case.heads * case.group * case.dim
-    out = backend.put(poison((len(case.lengths), width + 16)))
+def run_attention(
+    backend: Backend, case: AttentionCase, data: AttentionData, launches: int = 1
+) -> tuple[Array, Array, Array]:
+    """Output [sequences, tokens, heads, group, D], the untouched ends of its rows, and the tickets afterwards."""
+    plan = case.plan
+    width, rows = case.heads * case.group * case.dim, len(case.lengths) * case.tokens
+    out = backend.put(poison((rows, width + 16)))
     tickets = backend.put(np.zeros(plan.tickets, np.uint32))
     partial = backend.put(poison(plan.partial_floats, np.float32))
     stats = backend.put(poison(plan.stats_floats, np.float32))
     q, cache, table, lengths = (backend.put(x) for x in (data.q, data.cache, data.table, data.lengths))
-    work = plan.launches(
+    memory = AttentionMemory(
         q=q.address,
         out=out.address,
         cache=cache.address,
@@ -282,20 +307,19 @@ def run_decode(backend: Backend, case: DecodeCase, data: DecodeData, launches: i
         table_stride=data.table.shape[1],
         q_stride=data.q.shape[1],
         out_stride=width + 16,
-        softmax_scale=case.dim**-0.5,
     )
-    for launch in work * launches:
+    for launch in plan.launches(memory, case.dim**-0.5) * launches:
         backend.run(launch)
     result = out.read()
-    shape = (len(case.lengths), case.heads, case.group, case.dim)
+    shape = (len(case.lengths), case.tokens, case.heads, case.group, case.dim)
     return result[:, :width].reshape(shape), result[:, width:], tickets.read()
 
 
-def check_decode(backend: Backend, case: DecodeCase) -> Result:
+def check_attention(backend: Backend, case: AttentionCase) -> Result:
     """One case; two launches in a row, as the second one finds the workspace of the first."""
-    data = decode_data(case)
-    got, beyond, tickets = run_decode(backend, case, data, launches=2)
-    want, tolerance = decode_reference(case, data)
+    data = attention_data(case)
+    got, beyond, tickets = run_attention(backend, case, data, launches=2)
+    want, tolerance = attention_reference(case, data)
     note = "" if np.isnan(beyond).all() else "wrote past the rows of the output"
     note = "tickets are not zero after the launch" if tickets.any() else note
     return judge(case.name, got, want, tolerance, note)
@@ -304,30 +328,55 @@ def check_decode(backend: Backend, case: DecodeCase) -> Result:
 _EDGES = (15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 1, 2)
 
 
-def decode_cases(size: Size, formats: tuple[KvFormat, ...] = tuple(KvFormat)) -> Iterator[DecodeCase]:
+def decode_cases(size: Size, formats: tuple[KvFormat, ...] = tuple(KvFormat)) -> Iterator[AttentionCase]:
     """The grid. Every kernel meets every kind of edge at size `small` already; the larger sizes lengthen it."""
     for kv_format in formats:
         for dim in (64, 128, 256):
             for rows in (1, 2):
                 few, some, most = (1, 6, 8) if rows == 1 else (9, 12, 16)
-                yield DecodeCase(kv_format, dim, some, (77,), 16, 3)
-                yield DecodeCase(kv_format, dim, few, (33, 0, 1, 160), 48, 5, heads=2, packed=True)
-                yield DecodeCase(kv_format, dim, most, (100, 17, 0, 260), 112, 4, window=40)
-                yield DecodeCase(kv_format, dim, some, (280,), 16, 20, window=250, packed=True, amplitude=6.0)
+                yield AttentionCase(kv_format, dim, some, (77,), 16, 3)
+                yield AttentionCase(kv_format, dim, few, (33, 0, 1, 160), 48, 5, heads=2, packed=True)
+                yield AttentionCase(kv_format, dim, most, (100, 17, 0, 260), 112, 4, window=40)
+                yield AttentionCase(kv_format, dim, some, (280,), 16, 20, window=250, packed=True, amplitude=6.0)
                 if size is not Size.SMALL:
-                    yield DecodeCase(kv_format, dim, some, _EDGES, 16, 2, heads=2)
-                    yield DecodeCase(kv_format, dim, most, _EDGES, 784, 7, window=16, packed=True)
-                    yield DecodeCase(kv_format, dim, few, (1500, 900, 2300), 832, 80)
+                    yield AttentionCase(kv_format, dim, some, _EDGES, 16, 2, heads=2)
+                    yield AttentionCase(kv_format, dim, most, _EDGES, 784, 7, window=16, packed=True)
+                    yield AttentionCase(kv_format, dim, few, (1500, 900, 2300), 832, 80)
                 if size is Size.DEVICE:
-                    yield DecodeCase(kv_format, dim, some, (5000, 16, 9000, 0, 32768), 1648, 40)
-                    yield DecodeCase(kv_format, dim, most, (16384 + 5,), 3296, 160)
+                    yield AttentionCase(kv_format, dim, some, (5000, 16, 9000, 0, 32768), 1648, 40)
+                    yield AttentionCase(kv_format, dim, most, (16384 + 5,), 3296, 160)
         # The profile's shape at length: 4,096 tokens on the emulator, all of 262,144 on a device.
         long = {Size.SMALL: 4096, Size.FULL: 12000, Size.DEVICE: 131072 - 3}[size]
-        yield DecodeCase(kv_format, 256, 6, (long,), 784, 80)
+        yield AttentionCase(kv_format, 256, 6, (long,), 784, 80)
         if size is Size.DEVICE:
-            yield DecodeCase(kv_format, 256, 6, (262144,), 2048, 80)
-            yield DecodeCase(kv_format, 256, 6, (262144,), 2048, 80, window=2048)
-            yield DecodeCase(kv_format, 256, 8, tuple(4096 + 37 * i for i in range(8)), 1056, 10)
+            yield AttentionCase(kv_format, 256, 6, (262144,), 2048, 80)
+            yield AttentionCase(kv_format, 256, 6, (262144,), 2048, 80, window=2048)
+            yield AttentionCase(kv_format, 256, 8, tuple(4096 + 37 * i for i in range(8)), 1056, 10)
+
+
+def verify_cases(size: Size, formats: tuple[KvFormat, ...] = tuple(KvFormat)) -> Iterator[AttentionCase]:
+    """Verifier and draft: every kernel, lengths around the tiles of 32 and shorter than the queries."""
+    groups = {2: (8, 2), 4: (4, 8), 6: (6, 8), 8: (8, 8)}
+    for kv_format in formats:
+        for dim, tiles in plans.VERIFY_TILES.items():
+            for rows in tiles:
+                group, queries = groups[rows]
+                yield AttentionCase(kv_format, dim, group, (77, 0, 31), 16, 3, queries=queries)
+                yield AttentionCase(kv_format, dim, group - 1, (190, 5, 33), 48, 4, 2, packed=True, queries=queries)
+                yield AttentionCase(kv_format, dim, group, (300, 64), 112, 5, window=40, causal=False, queries=queries)
+                yield AttentionCase(
+                    kv_format, dim, group, (300, 65), 16, 20, window=100, queries=queries, amplitude=6.0
+                )
+                if size is not Size.SMALL:
+                    yield AttentionCase(kv_format, dim, group, _EDGES, 784, 7, heads=2, queries=queries)
+                    yield AttentionCase(kv_format, dim, 1, _EDGES, 16, 3, window=16, queries=group, packed=True)
+                if size is Size.DEVICE:
+                    yield AttentionCase(kv_format, dim, group, (5000, 16384 + 7), 1648, 80, queries=queries)
+        long = {Size.SMALL: 2000, Size.FULL: 9000, Size.DEVICE: 131072 - 3}[size]
+        yield AttentionCase(kv_format, 256, 6, (long,), 2048, 160, queries=8)
+        if size is Size.DEVICE:
+            yield AttentionCase(kv_format, 256, 6, (262144,), 2048, 160, queries=8)
+            yield AttentionCase(kv_format, 128, 4, (262144,), 2048, 40, heads=2, window=2048, causal=False, queries=8)
 
 
 # ---------------------------------------------------------------- NVFP4 linear
@@ -406,7 +455,7 @@ def linear_cases(size: Size) -> Iterator[LinearCase]:
 def run_all(backend: Backend, size: Size) -> Iterator[Result]:
     """Every check of every family."""
     yield from check_kv_cache(backend, size)
-    for case in decode_cases(size):
-        yield check_decode(backend, case)
+    for case in (*decode_cases(size), *verify_cases(size)):
+        yield check_attention(backend, case)
     for product in linear_cases(size):
         yield check_linear(backend, product)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .plans import LINEAR_TILES, KvFormat
+from .plans import LINEAR_TILES, VERIFY_TILES, KvFormat
 
 SOURCES = Path(__file__).resolve().parent / "cuda"
-HEADERS = ("sm70.cuh", "fp8.cuh", "nvfp4.cuh")
+HEADERS = ("sm70.cuh", "fp8.cuh", "nvfp4.cuh", "attention.cuh")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,20 @@ def _decode(kv_format: KvFormat) -> Family:
     )
 
 
+def _verify(kv_format: KvFormat) -> Family:
+    return Family(
+        f"attention_verify_{kv_format}",
+        "attention_verify.cu",
+        f"a few query tokens per sequence, causal or not, {kv_format.upper()} pages of a multiple of 16 tokens, "
+        "D 128/256, heads per KV head times tokens at most 64 (D 256: 48), optional sliding window, ordered combine",
+        (
+            *(Kernel(f"verify_{kv_format}_d{d}_r{r}", 128) for d, tiles in VERIFY_TILES.items() for r in tiles),
+            *(Kernel(f"verify_combine_{kv_format}_d{d}", 512, tensor_cores=False) for d in VERIFY_TILES),
+        ),
+        (f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}"),
+    )
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "kv_cache",
@@ -62,6 +76,7 @@ FAMILIES: tuple[Family, ...] = (
         ),
     ),
     *(_decode(kv_format) for kv_format in KvFormat),
+    *(_verify(kv_format) for kv_format in KvFormat),
     Family(
         "nvfp4_linear",
         "nvfp4_linear.cu",

@@ -10,7 +10,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import KernelError
 
@@ -149,13 +149,31 @@ class AttentionArgs(ctypes.Structure):
         ("page", ctypes.c_int), ("table_stride", ctypes.c_int), ("block_stride", ctypes.c_int),
         ("value_offset", ctypes.c_int), ("token_stride", ctypes.c_int), ("head_stride", ctypes.c_int),
         ("q_stride", ctypes.c_int), ("out_stride", ctypes.c_int), ("group", ctypes.c_int), ("window", ctypes.c_int),
-        ("splits", ctypes.c_int), ("score_scale", ctypes.c_float), ("out_scale", ctypes.c_float),
+        ("splits", ctypes.c_int), ("queries", ctypes.c_int), ("causal", ctypes.c_int),
+        ("score_scale", ctypes.c_float), ("out_scale", ctypes.c_float),
     ]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class DecodePlan:
-    """One token per sequence. `sequences` is the batch with its padded rows."""
+class AttentionMemory:
+    """Addresses and strides of a launch: halves from token to token, block table entries from sequence to sequence."""
+
+    q: int
+    out: int
+    cache: int
+    block_table: int
+    lengths: int
+    partial: int
+    stats: int
+    tickets: int
+    table_stride: int
+    q_stride: int
+    out_stride: int
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What both attention plans share. `sequences` is the batch with its padded ones (length 0)."""
 
     layout: CacheLayout
     sequences: int
@@ -163,19 +181,12 @@ class DecodePlan:
     splits: int
     window: int = 0
 
-    FUSED = 12
-    WARPS = 8
-    COMBINE_WARPS = 16
+    COMBINE_WARPS: ClassVar[int] = 16
 
     @property
     def row_tiles(self) -> int:
-        """Tiles of 8 query heads that share one read of K and V."""
-        return 1 if self.group <= 8 else 2
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's name."""
-        return f"decode_{self.layout.format}_d{self.layout.dim}_r{self.row_tiles}"
+        """Tiles of 8 rows (query heads times query tokens) that share one read of K and V."""
+        raise NotImplementedError
 
     @property
     def partial_floats(self) -> int:
@@ -192,6 +203,54 @@ class DecodePlan:
         """32-bit counters; zero before the first launch, and every launch leaves them zero."""
         return self.sequences * self.layout.heads
 
+    def _check(self, memory: AttentionMemory) -> None:
+        self.layout.check()
+        _require(1 <= self.group <= 16, f"1 to 16 query heads may share a KV head, not {self.group}")
+        _require(1 <= self.splits <= 256, f"there must be 1 to 256 splits, not {self.splits}")
+        _require(self.sequences >= 1, "there must be a sequence")
+        _require(self.window >= 0, f"the window must not be negative: {self.window}")
+        _require(memory.q_stride % 8 == 0, f"tokens of Q must be a multiple of 8 halves apart, not {memory.q_stride}")
+
+    def _arguments(
+        self,
+        memory: AttentionMemory,
+        softmax_scale: float,
+        scales: tuple[float, float],
+        queries: int = 1,
+        causal: bool = True,
+    ) -> AttentionArgs:
+        layout, read = self.layout, self.layout.format.read_scale
+        return AttentionArgs(
+            memory.q, memory.out, memory.cache, memory.block_table, memory.lengths, memory.partial, memory.stats,
+            memory.tickets, layout.page, memory.table_stride, layout.block_stride, layout.value_offset,
+            layout.token_stride, layout.head_stride, memory.q_stride, memory.out_stride, self.group, self.window,
+            self.splits, queries, int(causal), softmax_scale * math.log2(math.e) * scales[0] * read,
+            scales[1] * read,
+        )  # fmt: skip
+
+    def _combine(self, family: str, name: str, arguments: AttentionArgs) -> Launch:
+        grid = (self.row_tiles * self.layout.dim // 32, self.layout.heads, self.sequences)
+        shared = self.COMBINE_WARPS * (128 * 8 + 16 * 4) + self.splits * 32
+        return Launch(family, name, grid, self.COMBINE_WARPS * 32, shared, (arguments,))
+
+
+@dataclass(frozen=True)
+class DecodePlan(AttentionPlan):
+    """One query token per sequence."""
+
+    FUSED: ClassVar[int] = 12
+    WARPS: ClassVar[int] = 8
+
+    @property
+    def row_tiles(self) -> int:
+        """1 to 8 query heads: one tile, up to 16: two."""
+        return 1 if self.group <= 8 else 2
+
+    @property
+    def kernel(self) -> str:
+        """The first launch's kernel."""
+        return f"decode_{self.layout.format}_d{self.layout.dim}_r{self.row_tiles}"
+
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA of the first launch."""
@@ -201,55 +260,77 @@ class DecodePlan:
         return q + self.WARPS * tiles * 1024 + (3 * self.FUSED * rows + rows + 1) * 4
 
     def launches(
-        self,
-        *,
-        q: int,
-        out: int,
-        cache: int,
-        block_table: int,
-        lengths: int,
-        partial: int,
-        stats: int,
-        tickets: int,
-        table_stride: int,
-        q_stride: int,
-        out_stride: int,
-        softmax_scale: float,
-        key_scale: float = 1.0,
-        value_scale: float = 1.0,
+        self, memory: AttentionMemory, softmax_scale: float, scales: tuple[float, float] = (1.0, 1.0)
     ) -> tuple[Launch, ...]:
-        """One launch, or two with more than `FUSED` splits; in order, on one stream.
-
-        `*_stride` are halves from token to token, `table_stride` entries from sequence to sequence.
-        """
-        layout, read = self.layout, self.layout.format.read_scale
-        layout.check()
-        _require(1 <= self.group <= 16, f"1 to 16 query heads may share a KV head, not {self.group}")
-        _require(1 <= self.splits <= 256, f"there must be 1 to 256 splits, not {self.splits}")
-        _require(self.sequences >= 1, "there must be a sequence")
-        _require(self.window >= 0, f"the window must not be negative: {self.window}")
-        _require(q_stride % 8 == 0, f"tokens of Q must be a multiple of 8 halves apart, not {q_stride}")
-        arguments = AttentionArgs(
-            q, out, cache, block_table, lengths, partial, stats, tickets, layout.page, table_stride,
-            layout.block_stride, layout.value_offset, layout.token_stride, layout.head_stride, q_stride, out_stride,
-            self.group, self.window, self.splits, softmax_scale * math.log2(math.e) * key_scale * read,
-            value_scale * read,
-        )  # fmt: skip
+        """One launch, or two with more than `FUSED` splits; in order, on one stream. `scales` of K and V."""
+        self._check(memory)
+        arguments = self._arguments(memory, softmax_scale, scales)
+        family, layout = f"attention_decode_{self.layout.format}", self.layout
         grid = (self.splits, layout.heads, self.sequences)
-        family = f"attention_decode_{layout.format}"
         first = Launch(family, self.kernel, grid, self.WARPS * 32, self.shared_bytes, (arguments,))
         if self.splits <= self.FUSED:
             return (first,)
-        grid = (self.row_tiles * layout.dim // 32, layout.heads, self.sequences)
-        shared = self.COMBINE_WARPS * (128 * 8 + 16 * 4) + self.splits * 32
-        name = f"combine_{layout.format}_d{layout.dim}"
-        return (first, Launch(family, name, grid, self.COMBINE_WARPS * 32, shared, (arguments,)))
+        return (first, self._combine(family, f"combine_{layout.format}_d{layout.dim}", arguments))
+
+
+# Row tiles of the verifier's kernels, by head dimension.
+VERIFY_TILES = {128: (2, 4, 6, 8), 256: (2, 4, 6)}
+
+
+@dataclass(frozen=True)
+class VerifyPlan(AttentionPlan):
+    """The same number of query tokens for every sequence: the last ones of its length.
+
+    Causal (a verifier) or not (a draft's block, whose tokens see each other); with a window, a query at position p sees
+    nothing before p - window + 1.
+    """
+
+    queries: int = 2
+    causal: bool = True
+
+    @property
+    def row_tiles(self) -> int:
+        """An even number of tiles of 8 rows."""
+        return -(-self.group * self.queries // 16) * 2
+
+    @property
+    def kernel(self) -> str:
+        """The first launch's kernel."""
+        return f"verify_{self.layout.format}_d{self.layout.dim}_r{self.row_tiles}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA of the first launch."""
+        return self.row_tiles * 8 * (self.layout.dim * 2 + 36 * 4 + 40 * 2 + 4) + 12
+
+    def launches(
+        self, memory: AttentionMemory, softmax_scale: float, scales: tuple[float, float] = (1.0, 1.0)
+    ) -> tuple[Launch, ...]:
+        """Two launches, in order, on one stream. `scales` of K and V."""
+        self._check(memory)
+        tiles = VERIFY_TILES.get(self.layout.dim, ())
+        _require(bool(tiles), f"the verifier takes a head dimension of 128 or 256, not {self.layout.dim}")
+        rows = self.group * self.queries
+        _require(
+            self.queries >= 1 and rows <= tiles[-1] * 8,
+            f"heads per KV head times query tokens must be 1 to {tiles[-1] * 8} at D {self.layout.dim}, not {rows}",
+        )
+        arguments = self._arguments(memory, softmax_scale, scales, self.queries, self.causal)
+        family, layout = f"attention_verify_{self.layout.format}", self.layout
+        grid = (self.splits, layout.heads, self.sequences)
+        first = Launch(family, self.kernel, grid, 128, self.shared_bytes, (arguments,))
+        return (first, self._combine(family, f"verify_combine_{layout.format}_d{layout.dim}", arguments))
 
 
 def decode_splits(layout: CacheLayout, sequences: int, group: int, sms: int = V100_SMS) -> int:
     """CTAs per sequence and KV head that fill the card once: two per SM where registers allow, else one."""
     per_sm = 2 if layout.dim <= 128 and group <= 8 else 1
     return max(1, min(256, round(sms * per_sm / (sequences * layout.heads))))
+
+
+def verify_splits(layout: CacheLayout, sequences: int, sms: int = V100_SMS) -> int:
+    """CTAs per sequence and KV head that fill the card once, two per SM."""
+    return max(1, min(256, round(sms * 2 / (sequences * layout.heads))))
 
 
 class LinearArgs(ctypes.Structure):

@@ -9,7 +9,7 @@ from . import v100
 from .build import FamilyFacts, KernelFacts
 from .errors import KernelError
 from .families import FAMILIES
-from .plans import LINEAR_TILES, CacheLayout, DecodePlan, KvFormat
+from .plans import LINEAR_TILES, VERIFY_TILES, CacheLayout, DecodePlan, KvFormat, VerifyPlan
 
 BEGIN, END = "<!-- generated: sm70-kernels report --write -->", "<!-- end of the generated part -->"
 
@@ -22,6 +22,10 @@ def shared_bytes(kernel: str) -> int:
             for group in (8, 16):
                 plan = DecodePlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, 80)
                 sizes[plan.kernel] = plan.shared_bytes
+            for tiles in VERIFY_TILES.get(dim, ()):
+                verify = VerifyPlan(CacheLayout.split(kv_format, 16, 1, dim), 1, tiles, 80, queries=8)
+                sizes[verify.kernel] = verify.shared_bytes
+                sizes[f"verify_combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 160 * 32
             sizes[f"combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 80 * 32
     return sizes.get(kernel, 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sm70_engine.kernels import checks, families, plans
-from sm70_engine.kernels.checks import DecodeCase, LinearCase, Size
+from sm70_engine.kernels.checks import AttentionCase, LinearCase, Size
 from sm70_engine.kernels.emulator import Emulator
 from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.plans import KvFormat
@@ -35,7 +35,13 @@ def test_kv_cache() -> None:
 @pytest.mark.parametrize("kv_format", KvFormat)
 def test_decode_attention(kv_format: KvFormat) -> None:
     backend = Emulator()
-    require(checks.check_decode(backend, case) for case in checks.decode_cases(Size.SMALL, (kv_format,)))
+    require(checks.check_attention(backend, case) for case in checks.decode_cases(Size.SMALL, (kv_format,)))
+
+
+@pytest.mark.parametrize("kv_format", KvFormat)
+def test_verifier_and_draft_attention(kv_format: KvFormat) -> None:
+    backend = Emulator()
+    require(checks.check_attention(backend, case) for case in checks.verify_cases(Size.SMALL, (kv_format,)))
 
 
 def test_nvfp4_linear() -> None:
@@ -51,12 +57,13 @@ def test_the_full_grid(order: int) -> None:
 
 
 @pytest.mark.parametrize("kv_format", KvFormat)
-def test_decode_bits_do_not_depend_on_the_order_of_threads_and_blocks(kv_format: KvFormat) -> None:
-    case = DecodeCase(kv_format, 128, 6, (300, 0, 2100), 112, 20, heads=2)
-    data = checks.decode_data(case)
-    first = checks.run_decode(Emulator(0), case, data)[0].tobytes()
+@pytest.mark.parametrize(("splits", "queries"), [(10, 0), (20, 0), (20, 5)])
+def test_bits_do_not_depend_on_the_order_of_threads_and_blocks(kv_format: KvFormat, splits: int, queries: int) -> None:
+    case = AttentionCase(kv_format, 128, 6, (300, 0, 2100), 112, splits, heads=2, queries=queries)
+    data = checks.attention_data(case)
+    first = checks.run_attention(Emulator(0), case, data)[0].tobytes()
     for order in (1, 5):
-        assert checks.run_decode(Emulator(order), case, data)[0].tobytes() == first
+        assert checks.run_attention(Emulator(order), case, data)[0].tobytes() == first
 
 
 @pytest.mark.parametrize("order", [1, 5])
@@ -66,16 +73,16 @@ def test_linear_results_hold_in_every_order(order: int) -> None:
 
 
 def test_decode_bits_do_not_depend_on_where_pages_lie() -> None:
-    case = DecodeCase(KvFormat.E4M3, 256, 6, (500, 77), 48, 8)
-    data = checks.decode_data(case)
+    case = AttentionCase(KvFormat.E4M3, 256, 6, (500, 77), 48, 8)
+    data = checks.attention_data(case)
     blocks = data.cache.size // data.layout.block_stride
     moved = np.random.default_rng(1).permutation(blocks)
     cache = np.empty_like(data.cache).reshape(blocks, -1)
     cache[moved] = data.cache.reshape(blocks, -1)
     table = np.where(data.table < blocks, moved[np.minimum(data.table, blocks - 1)], data.table).astype(np.int32)
     other = replace(data, cache=cache.reshape(-1), table=table)
-    want = checks.run_decode(Emulator(), case, data)[0]
-    assert checks.run_decode(Emulator(), case, other)[0].tobytes() == want.tobytes()
+    want = checks.run_attention(Emulator(), case, data)[0]
+    assert checks.run_attention(Emulator(), case, other)[0].tobytes() == want.tobytes()
 
 
 def test_a_read_past_a_buffer_is_reported_with_its_place() -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from sm70_engine.kernels import families, plans
 from sm70_engine.kernels.errors import KernelError
-from sm70_engine.kernels.plans import CacheLayout, DecodePlan, KvFormat
+from sm70_engine.kernels.plans import AttentionMemory, CacheLayout, DecodePlan, KvFormat, VerifyPlan
 
 LAYOUT = CacheLayout.split(KvFormat.E4M3, 784, 1, 256)
 POINTERS = dict.fromkeys(("q", "out", "cache", "block_table", "lengths", "partial", "stats", "tickets"), 4096)
 
 
-def decode(plan: DecodePlan, q_stride: int = 1536) -> tuple[plans.Launch, ...]:
-    return plan.launches(**POINTERS, table_stride=4, q_stride=q_stride, out_stride=1536, softmax_scale=0.0625)
+def decode(plan: DecodePlan | VerifyPlan, q_stride: int = 1536) -> tuple[plans.Launch, ...]:
+    return plan.launches(AttentionMemory(**POINTERS, table_stride=4, q_stride=q_stride, out_stride=1536), 0.0625)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,31 @@ def test_every_decode_contract_has_a_kernel_that_fits_a_v100() -> None:
                     for launch in work:
                         assert known[launch.kernel].threads == launch.threads
                         assert launch.shared_bytes <= 48 * 1024
+
+
+def test_every_verify_contract_has_a_kernel_that_fits_a_v100() -> None:
+    known = {kernel.name: kernel for family in families.FAMILIES for kernel in family.kernels}
+    for kv_format in KvFormat:
+        for dim, most in ((128, 64), (256, 48)):
+            for group in range(1, 17):
+                for queries in range(1, most // group + 1):
+                    plan = VerifyPlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, 160, queries=queries)
+                    for launch in decode(plan):
+                        assert known[launch.kernel].threads == launch.threads
+                        assert launch.shared_bytes <= 48 * 1024
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (VerifyPlan(LAYOUT, 1, 6, 8, queries=9), "1 to 48 at D 256, not 54"),
+        (VerifyPlan(LAYOUT, 1, 6, 8, queries=0), "not 0"),
+        (VerifyPlan(CacheLayout.split(KvFormat.F16, 16, 1, 64), 1, 6, 8), "128 or 256"),
+    ],
+)
+def test_a_verify_outside_the_contract_is_refused(plan: VerifyPlan, text: str) -> None:
+    with pytest.raises(KernelError, match=text):
+        decode(plan)
 
 
 def test_splits_fill_the_card_once() -> None:

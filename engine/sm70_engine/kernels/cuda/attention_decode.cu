@@ -10,43 +10,8 @@
 // order of the splits; with more, a second launch does (combine_*), as one CTA would take too long. Which CTA adds depends on timing, the sum
 // does not.
 // Compiled once per storage format: -DFORMAT=E4M3 | E5M2 | F16.
-#include "fp8.cuh"
-constexpr int kFused = 12, kWarps = 8, kMaxSplits = 256;
-struct AttentionArgs {
-  const u16* q;  // [sequences, heads, D]
-  u16* out;      // the same
-  const u8* cache;
-  const int *block_table, *lengths;  // [sequences, table_stride], [sequences]; length 0: a padded row, its output is zero
-  float *partial, *stats;            // workspace, see plan.py
-  u32* tickets;                      // [sequences * KV heads], zero before the first launch; every launch leaves zeros
-  int page, table_stride;            // tokens per page (a multiple of 16), block table entries per sequence
-  int block_stride, value_offset, token_stride, head_stride;  // of the cache, in bytes, multiples of 16
-  int q_stride, out_stride;          // halves from token to token
-  int group, window, splits;         // query heads per KV head; tokens that a query sees (itself included), 0: all; CTAs per head
-  float score_scale, out_scale;      // softmax scale * log2(e) * K scale (* 2^8 for E4M3); V scale (* 2^8 for E4M3)
-};
-DEVICE const u8* token_row(const AttentionArgs& a, const int* table, int token, int head) {
-  const int block = token / a.page;
-  return a.cache + (size_t)table[block] * a.block_stride + (size_t)(token - block * a.page) * a.token_stride + (size_t)head * a.head_stride;
-}
+#include "attention.cuh"
 DEVICE constexpr int tile_tokens(int d, int mt) { return (d == 256 && mt == 2) || (FORMAT == F16 && d > 64) ? 8 : 16; }
-// The tiles that a sequence's query sees, and how many CTAs share them: every warp has a tile.
-struct Share {
-  int length, begin, first, tiles, splits;
-  MEMBER Share(const AttentionArgs& a, int sequence, int tokens) {
-    length = a.lengths[sequence];
-    begin = a.window > 0 ? max(0, length - a.window) : 0;
-    first = begin / tokens;
-    tiles = (length + tokens - 1) / tokens - first;
-    splits = max(1, min(a.splits, (tiles + kWarps - 1) / kWarps));
-  }
-};
-// Column of accumulator 4 * k of a lane in tile nt; `pieces`: tiles per 16-byte chunk of V.
-template <int PIECES>
-DEVICE int out_column(int nt, int lane, int n) {
-  return (nt / PIECES) * (32 * PIECES) + (2 * quadpair(lane) + (n >> 2)) * (4 * PIECES) + 4 * (nt % PIECES) +
-         (FORMAT == F16 ? n & 3 : fp8_position(n & 3));
-}
 
 template <int D, int MT>
 struct Decode {
@@ -167,7 +132,7 @@ struct Decode {
   MEMBER void run(const AttentionArgs& a, u8* sm) {
     carve(sm);
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, qp = quadpair(lane), r = row_a(lane), h = blockIdx.y, b = blockIdx.z, G = a.group;
-    const Share share(a, b, T);
+    const Share share(a, b, T, WP);
     const int length = share.length, begin = share.begin, tile0 = share.first, tiles = share.tiles, splits = share.splits, s = blockIdx.x;
     if (s >= splits) return;
     const size_t head_index = (size_t)b * gridDim.y + h;
@@ -392,106 +357,6 @@ struct Decode {
   }
 };
 
-// The second launch: grid (row tiles * D / 32, KV heads, sequences), 16 warps; warp w adds splits w, w + 16, ...; the warps are added in order.
-template <int D>
-struct Combine {
-  static constexpr int CW = 16, NT = D / 32, VG = D * (FORMAT == F16 ? 2 : 1) / (D * (FORMAT == F16 ? 2 : 1) >= 128 ? 128 : 64), PIECES = NT / VG;
-  MEMBER void run(const AttentionArgs& a, u8* sm) {
-    float2* part = reinterpret_cast<float2*>(sm);  // [CW][128], then [2][CW][8] reductions, [splits][8] factors
-    float *reduced = reinterpret_cast<float*>(part + CW * 128), *factors = reduced + CW * 16;
-    const int G = a.group, MT = (G + 7) / 8, m = blockIdx.x / NT, nt = blockIdx.x % NT, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x & 31,
-              w = threadIdx.x >> 5;
-    const Share share(a, b, MT == 1 ? tile_tokens(D, 1) : tile_tokens(D, 2));
-    if (share.splits == 1) return;  // the first launch has written the output
-    const int S = share.splits, row = threadIdx.x & 7, j = threadIdx.x >> 3;
-    const size_t base = ((size_t)b * gridDim.y + h) * a.splits;
-    const float2* stats = reinterpret_cast<const float2*>(a.stats) + (base * MT + m) * 8 + row;
-    // All that comes from memory is asked for at once: statistics, and the first of this warp's partials.
-    constexpr int AHEAD = 5;  // * CW = 80 splits
-    const int r0 = row_c(lane, 0);
-    const bool on0 = m * 8 + r0 < G, on1 = m * 8 + r0 + 2 < G;
-    const float2* p = reinterpret_cast<const float2*>(a.partial) + ((base * MT + m) * NT + nt) * 128 + lane;
-    const size_t apart = (size_t)MT * NT * 128;
-    float2 x[AHEAD][4];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        x[i][k] = make_float2(0.f, 0.f);
-        if (w + i * CW < S && (k & 1 ? on1 : on0)) x[i][k] = p[(w + i * CW) * apart + k * 32];
-      }
-    float2 stat[kMaxSplits / (CW * 4)];
-    float top = -1e30f;
-#pragma unroll
-    for (int i = 0; i < kMaxSplits / (CW * 4); i++) {
-      stat[i] = make_float2(-1e30f, 0.f);
-      if (j + i * CW * 4 < S) stat[i] = stats[(size_t)(j + i * CW * 4) * MT * 8];
-      top = fmaxf(top, stat[i].x);
-    }
-    top = fmaxf(top, shfl_xor(top, 8));
-    top = fmaxf(top, shfl_xor(top, 16));
-    if (lane < 8) reduced[w * 8 + row] = top;
-    syncblock();
-#pragma unroll
-    for (int k = 0; k < CW; k++) top = fmaxf(top, reduced[k * 8 + row]);
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < kMaxSplits / (CW * 4); i++)
-      if (j + i * CW * 4 < S) {
-        const float f = ex2(stat[i].x - top);
-        factors[(j + i * CW * 4) * 8 + row] = f;
-        sum += f * stat[i].y;
-      }
-    sum += shfl_xor(sum, 8);
-    sum += shfl_xor(sum, 16);
-    if (lane < 8) reduced[CW * 8 + w * 8 + row] = sum;
-    syncblock();
-    float2 o[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) o[k] = make_float2(0.f, 0.f);
-    auto add = [&](const float2(&v)[4], int s) {
-      const float f0 = factors[s * 8 + r0], f1 = factors[s * 8 + r0 + 2];
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        o[k].x += (k & 1 ? f1 : f0) * v[k].x;
-        o[k].y += (k & 1 ? f1 : f0) * v[k].y;
-      }
-    };
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-      if (w + i * CW < S) add(x[i], w + i * CW);
-    for (int s = w + AHEAD * CW; s < S; s += CW) {
-      float2 v[4];
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        v[k] = make_float2(0.f, 0.f);
-        if (k & 1 ? on1 : on0) v[k] = p[s * apart + k * 32];
-      }
-      add(v, s);
-    }
-#pragma unroll
-    for (int k = 0; k < 4; k++) part[w * 128 + k * 32 + lane] = o[k];
-    syncblock();
-    if (threadIdx.x < 128) {
-      const int k = w * 2, rr = row_c(lane, k), out_row = m * 8 + rr;
-      if (out_row < G) {
-        float2 y = make_float2(0.f, 0.f);
-        float total = 0.f;
-#pragma unroll
-        for (int i = 0; i < CW; i++) {
-          y.x += part[i * 128 + threadIdx.x].x;
-          y.y += part[i * 128 + threadIdx.x].y;
-          total += reduced[CW * 8 + i * 8 + rr];
-        }
-        const float g = a.out_scale / total;
-        const int n = col_c(lane, k);
-        u16* out = a.out + (size_t)b * a.out_stride + (size_t)(h * G + out_row) * D;
-        out[out_column<PIECES>(nt, lane, n)] = f2h(y.x * g);
-        out[out_column<PIECES>(nt, lane, n + 1)] = f2h(y.y * g);
-      }
-    }
-  }
-};
 #define DECODE_(NAME, D, MT, CTAS)                                    \
   KERNEL(decode_##NAME##_d##D##_r##MT, 256, CTAS)(AttentionArgs a) {  \
     SHARED_BYTES(sm);                                                 \
@@ -503,7 +368,9 @@ struct Combine {
 #define COMBINE_(NAME, D)                                             \
   KERNEL(combine_##NAME##_d##D, 512, 1)(AttentionArgs a) {            \
     SHARED_BYTES(sm);                                                 \
-    Combine<D>().run(a, sm);                                          \
+    using K = Decode<D, 1>;                                           \
+    const int tokens = a.group <= 8 ? tile_tokens(D, 1) : tile_tokens(D, 2); \
+    Combine<D, K::PIECES>().run(a, sm, tokens, kWarps, row_tiles(a.group), false); \
   }                                                                   \
   EXPORT(combine_##NAME##_d##D)
 #define DECODE(NAME, D, MT, CTAS) DECODE_(NAME, D, MT, CTAS)
