@@ -45,8 +45,9 @@ images: bootstrap  ## The images that run on the test cluster.
 image-sm70: bootstrap  ## The image for real V100 GPUs (built and swept here, it cannot run without one).
 	@$(PYTHON) tools/images.py build engine-sm70
 
-crds: bootstrap  ## Generate crds/ from the operator's types.
-	@$(PYTHON) -m sm70_operator.api.crd --write crds
+crds: bootstrap  ## Generate the CRD and its reference from the operator's types.
+	@$(PYTHON) -m sm70_operator.api.crd --write crds charts/sm70-operator/crds
+	@$(PYTHON) -m sm70_operator.api.reference --write docs/reference/crd.md
 
 bare: bootstrap  ## Run `make demo` once inside a debootstrapped Debian 12 with empty caches.
 	@tools/bare.sh

@@ -37,6 +37,11 @@ def test_all_are_documented() -> None:
     assert "|  |\n" not in text
 
 
+def test_the_documents_hold_the_present_table() -> None:
+    page = CHART.parents[1] / "docs" / "operations" / "operator.md"
+    assert Settings.describe() in page.read_text(), "copy what `sm70-operator --settings` prints"
+
+
 def test_the_chart_knows_every_setting() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = set(schema["properties"]["settings"]["properties"])

@@ -1,0 +1,128 @@
+"""Every rule of the CRD, by the API server itself (dry run): what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sm70_operator.api import crd, names
+from testcluster.cluster import Cluster
+from testcluster.errors import CommandError
+
+pytestmark = pytest.mark.cluster
+
+CLAIM = {"persistentVolumeClaim": {"claimName": "models", "path": "tiny"}}
+SPEC: dict[str, Any] = {"profile": "tiny_hybrid_reference", "model": CLAIM, "auth": {"allowAnonymous": True}}
+ONE_OF_TWO = "exactly one of `apiKeySecretRef` and `allowAnonymous: true`"
+KEY = {"name": "keys", "key": "api"}
+REFERENCE = {"configMap": {"name": "mine", "key": "profile.yaml"}}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "two profiles": ({"profileRef": REFERENCE}, "exactly one of `profile`, `profileRef`"),
+    "no profile": ({"profile": None}, "exactly one of `profile`, `profileRef`"),
+    "two models": ({"model": {**CLAIM, "hostPath": {"path": "/x"}}}, "exactly one of `persistentVolumeClaim`"),
+    "no model": ({"model": {"servedName": "x"}}, "exactly one of `persistentVolumeClaim`"),
+    "two drafts": ({"draft": {**CLAIM, "hostPath": {"path": "/x"}}}, "exactly one of `persistentVolumeClaim`"),
+    "the model as its own draft": ({"draft": CLAIM}, "another checkpoint than `model`"),
+    "a draft for nothing": (
+        {"draft": {"hostPath": {"path": "/x"}}, "overrides": {"speculation": {"method": "None"}}},
+        "`draft` must be absent",
+    ),
+    "a way out of the volume": (
+        {"model": {"persistentVolumeClaim": {"claimName": "models", "path": "a/../../b"}}},
+        "must not contain `..`",
+    ),
+    "a way out of a folder": ({"model": {"hostPath": {"path": "/data/../etc"}}}, "must not contain `..`"),
+    "no authentication": ({"auth": None}, "spec.auth: Required value"),
+    "neither key nor anonymous": ({"auth": {}}, ONE_OF_TWO),
+    "anonymous: false alone": ({"auth": {"allowAnonymous": False}}, ONE_OF_TWO),
+    "key and anonymous": (
+        {"auth": {"allowAnonymous": True, "apiKeySecretRef": KEY}},
+        ONE_OF_TWO,
+    ),
+    "an owned flag": (
+        {"extraArgs": ["--max-model-len=8"]},
+        "`--max-model-len`, which is set by `overrides.maxModelLen`",
+    ),
+    "an owned flag with underscores": ({"extraArgs": ["--kv_cache_dtype", "fp8"]}, "`overrides.kvCacheDtype`"),
+    "an owned variable": ({"env": [{"name": "VLLM_API_KEY", "value": "x"}]}, "that the operator sets"),
+    "value and reference": (
+        {"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        "`value` and `valueFrom`",
+    ),
+    "two references": (
+        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": KEY, "configMapKeyRef": KEY}}]},
+        "exactly one of `configMapKeyRef`",
+    ),
+    "a variable twice": ({"env": [{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]}, "uplicate"),
+    "GPUs that do not multiply": (
+        {"gpus": {"count": 3}, "overrides": {"tensorParallelSize": 2, "pipelineParallelSize": 2}},
+        "`gpus.count` must equal",
+    ),
+    "GPUs among the resources": ({"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "asked for in `gpus`"),
+    "resource claims": ({"gpus": {"allocation": "DRA"}}, "`DRA` is not available yet"),
+    "two caches": ({"compileCache": {"existingClaim": "c", "hostPath": "/c"}}, "exclude each other"),
+    "a size for an existing claim": ({"compileCache": {"existingClaim": "c", "size": "1Gi"}}, "exclude each other"),
+    "the model's claim as cache": (
+        {"compileCache": {"existingClaim": "models"}},
+        "another claim than the",
+    ),
+    "our labels": ({"pod": {"labels": {"inference.sm70.io/revision": "x"}}}, "`labels` must not begin with"),
+    "a float": ({"replicas": 1.5}, "replicas"),
+    "an unknown field": ({"replica": 1}, "unknown field"),
+    "an unknown word": ({"overrides": {"kvCacheDtype": "fp3"}}, "Unsupported value"),
+}
+ADMITTED: dict[str, dict[str, Any]] = {
+    "the smallest": {},
+    "a key": {"auth": {"apiKeySecretRef": KEY}},
+    "a profile of one's own": {"profile": None, "profileRef": REFERENCE},
+    "two folders of one claim": {"draft": {"persistentVolumeClaim": {"claimName": "models", "path": "draft"}}},
+    "no GPU": {"gpus": {"count": 0}, "overrides": {"tensorParallelSize": 1, "pipelineParallelSize": 1}},
+    "a flag that nobody owns": {"extraArgs": ["--seed", "1", "--max-model-length-of-mine"]},
+    "whole CPUs": {"pod": {"resources": {"limits": {"cpu": 2, "memory": "4Gi"}}}},
+    "a cache of one's own": {"compileCache": {"existingClaim": "cache"}},
+}
+
+
+@pytest.fixture(scope="module")
+def definition(cluster: Cluster) -> Cluster:
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd.render())
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{names.PLURAL}.{names.GROUP}")
+    return cluster
+
+
+def dry_run(cluster: Cluster, changes: dict[str, Any], name: str = "rules") -> str:
+    spec = {key: value for key, value in (SPEC | changes).items() if value is not None}
+    document = {
+        "apiVersion": "inference.sm70.io/v1alpha1",
+        "kind": "Sm70InferenceService",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    }
+    return cluster.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", stdin=json.dumps(document)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(definition: Cluster, name: str) -> None:
+    changes, words = REFUSED[name]
+    with pytest.raises(CommandError) as caught:
+        dry_run(definition, changes)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ADMITTED)
+def test_admitted(definition: Cluster, name: str) -> None:
+    spec = json.loads(dry_run(definition, ADMITTED[name]))["spec"]
+    assert (spec["replicas"], spec["rollout"]["drainTimeoutSeconds"]) == (1, 120)
+    assert spec["acceleration"]["policy"] == "Require"
+
+
+@pytest.mark.parametrize("name", ["dotted.name", "9starts-with-a-digit", "n" * 41])
+def test_names_that_cannot_be_a_service(definition: Cluster, name: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        dry_run(definition, {}, name)
+    assert "the name must have at most 40 characters" in str(caught.value)
