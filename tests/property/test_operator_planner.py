@@ -153,7 +153,7 @@ def dump(status: Any) -> Any:
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -130,6 +130,21 @@ def _ready(
         if replicas == 0 and accepted.status is ConditionStatus.TRUE:
             return Finding.false(Reason.SCALED_TO_ZERO, with_remedy(Reason.SCALED_TO_ZERO, "No replica is wanted."))
         return accepted if accepted.status is not ConditionStatus.TRUE else Finding.unknown()
+    serves = _serves(findings, intent, steps, policy, pods)
+    if isinstance(intent, Rejected) and serves.status is not ConditionStatus.TRUE:
+        also = f"Revision {steps.wanted} of an earlier spec does not serve either ({serves.reason})."
+        return Finding.false(accepted.reason, f"{accepted.message} {also}")
+    return serves
+
+
+def _serves(
+    findings: dict[ConditionType, Finding],
+    intent: Target | Rejected,
+    steps: Steps,
+    policy: Acceleration,
+    pods: tuple[PodFacts, ...],
+) -> Finding:
+    """Whether the wanted revision serves, and if not, the first reason why."""
     if steps.stopping and not pods:
         return Finding.false(Reason.DRAINING, _draining_text(steps))
     gates = [ConditionType.GPUS_ALLOCATED, ConditionType.MODEL_AVAILABLE, ConditionType.ENGINE_STARTED]

@@ -109,6 +109,13 @@ def test_a_refused_edit_leaves_the_earlier_revision_serving() -> None:
     assert plan.status.effective.args == target().resolution.argv
 
 
+def test_a_refused_edit_of_a_revision_that_does_not_serve_is_what_is_told_first() -> None:
+    world = snapshot([deployment()], [pod(target().name)], selected=target().name, of=resource(REFUSED))
+    ready = condition(planned(world), ConditionType.READY)
+    assert (ready.status, ready.reason) == (ConditionStatus.FALSE, Reason.REFUSED)
+    assert "does not serve either" in ready.message
+
+
 def test_a_refused_edit_still_scales_what_serves() -> None:
     world = running(of=resource(REFUSED | {"replicas": 3}))
     assert kinds(planned(world).actions) == ["scale to 3"]
