@@ -6,6 +6,7 @@ Exit status: 0 after a shutdown that was asked for, 1 when the server failed, 2 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import MutableMapping
 
@@ -15,7 +16,7 @@ from sm70_engine.serve.display import decisions
 from sm70_engine.serve.failure import ServeError
 from sm70_engine.serve.last_words import classify, failure, oom_kills, shutdown, termination_file, write_termination
 from sm70_engine.serve.launch import Launch, plan_launch
-from sm70_engine.serve.supervise import Supervisor
+from sm70_engine.serve.supervise import FORWARDED, Supervisor
 from sm70_engine.serve.versions import check_versions
 from sm70_engine.session import SESSION_ENVIRONMENT, SessionFolder
 from sm70_profiles.report import RouteCount
@@ -28,6 +29,9 @@ def main(arguments: list[str] | None = None, environment: MutableMapping[str, st
     """Returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        # The first process of a container is deaf to signals that it does not handle, so they are handled from here on.
+        for number in FORWARDED:
+            signal.signal(number, _asked_early)
         command_line = read_command_line(arguments, environment)
         if command_line.help or command_line.request is None:
             print(USAGE)
@@ -37,10 +41,20 @@ def main(arguments: list[str] | None = None, environment: MutableMapping[str, st
             print(decisions(launch))
             return 0
         check_versions(launch.resolution.flavour)
+        print(decisions(launch), flush=True)
+        return _serve(launch, environment)
     except ServeError as error:
         return _end(failure(error), REFUSED, environment)
-    print(decisions(launch), flush=True)
-    return _serve(launch, environment)
+    except _AskedEarlyError as asked:
+        return _end(shutdown(f"ended by {asked} before the server was started", ()), 0, environment)
+
+
+class _AskedEarlyError(Exception):
+    """A signal asked for the end while there was no server yet."""
+
+
+def _asked_early(number: int, _frame: object) -> None:
+    raise _AskedEarlyError(signal.Signals(number).name)
 
 
 def _serve(launch: Launch, environment: MutableMapping[str, str]) -> int:
@@ -67,7 +81,8 @@ def _serve(launch: Launch, environment: MutableMapping[str, str]) -> int:
 
         status = supervisor.run(at_signal)
         if supervisor.asked is not None:
-            return _end(shutdown(f"ended by {supervisor.asked.name}", counts()), 0, environment)
+            how = "" if status == 0 else f"; the server's own status was {status}"
+            return _end(shutdown(f"ended by {supervisor.asked.name}{how}", counts()), 0, environment)
         error = classify(status, supervisor.tail, oom_kills() - kills)
         return _end(failure(error, counts()), FAILED, environment)
     finally:

@@ -47,6 +47,17 @@ class Supervisor:
         `on_signal` is called when the end is asked for, before the server is told: if what follows is cut short, what
         it did stands.
         """
+        process: subprocess.Popen[str] | None = None
+
+        def forward(number: int, _frame: object) -> None:
+            if self._asked is None:
+                self._asked = signal.Signals(number)
+                on_signal()
+            if process is not None:
+                self._pass_signal(process, number)
+
+        for number in FORWARDED:
+            signal.signal(number, forward)
         # A session of its own: a terminal's Ctrl-C reaches the server once, by us, and what is left can be killed.
         process = subprocess.Popen(
             self._command,
@@ -62,28 +73,26 @@ class Supervisor:
         assert process.stdout is not None
         reader = threading.Thread(target=self._pass_on, args=(process.stdout,), daemon=True)
         reader.start()
-
-        def forward(number: int, _frame: object) -> None:
-            if self._asked is None:
-                self._asked = signal.Signals(number)
-                on_signal()
-                self._deadline = threading.Timer(self._drain + KILL_MARGIN_SECONDS, kill_group, (process.pid,))
-                self._deadline.daemon = True
-                self._deadline.start()
-            if process.poll() is None:
-                process.send_signal(number)
-
-        before = {number: signal.signal(number, forward) for number in FORWARDED}
+        if self._asked is not None:  # while the process was being made
+            self._pass_signal(process, self._asked)
         try:
             status = process.wait()
         finally:
             kill_group(process.pid)  # an engine process that outlived its server holds memory and devices
             if self._deadline is not None:
                 self._deadline.cancel()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number in FORWARDED:
+                signal.signal(number, signal.SIG_IGN)  # the end is here; its message must still be written
         reader.join(timeout=5)
         return status
+
+    def _pass_signal(self, process: subprocess.Popen[str], number: int) -> None:
+        if self._deadline is None:
+            self._deadline = threading.Timer(self._drain + KILL_MARGIN_SECONDS, kill_group, (process.pid,))
+            self._deadline.daemon = True
+            self._deadline.start()
+        if process.poll() is None:
+            process.send_signal(number)
 
     def _pass_on(self, stream: IO[str]) -> None:
         for line in stream:

@@ -195,7 +195,28 @@ def test_a_second_signal_is_passed_on_too(serve: Serve) -> None:
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 0
-    assert serve.last_words().kind is TerminationKind.SHUTDOWN
+    words = serve.last_words()
+    assert words.kind is TerminationKind.SHUTDOWN
+    assert f"status was {-signal.SIGINT}" in words.message
+
+
+def test_a_signal_before_the_server_exists_ends_it_too(serve: Serve) -> None:
+    # The request is a pipe that nobody fills: it waits there, with its signal handlers in place.
+    pipe = serve.models / "tiny/config.json"
+    content = pipe.read_text()
+    pipe.unlink()
+    os.mkfifo(pipe)
+    try:
+        process = serve.start(*serve.serve("wait"))
+        with pipe.open("w"):  # opens when the reader has opened
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+    finally:
+        pipe.unlink()
+        pipe.write_text(content)
+    words = serve.last_words()
+    assert words.kind is TerminationKind.SHUTDOWN
+    assert "before the server was started" in words.message
 
 
 def test_a_server_that_ends_by_itself_with_zero_has_failed(serve: Serve) -> None:
