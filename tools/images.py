@@ -79,11 +79,15 @@ def image_archives(names: Iterable[str], root: Path = ROOT) -> dict[str, ImageIn
     with exclusive(folder() / "lock"):
         builder = Builder(root, Storage(folder()))
         builder.check_disk([RECIPES[name] for name in names if not _built(name, keys[name])], keys)
-        for name in names:
-            if not _built(name, keys[name]):
-                builder.build(RECIPES[name], keys[name])
-            _info(name, keys[name]).write(folder() / f"{name}.json")
-        builder.prune()
+        try:
+            for name in names:
+                if not _built(name, keys[name]):
+                    builder.build(RECIPES[name], keys[name])
+                _info(name, keys[name]).write(folder() / f"{name}.json")
+        finally:
+            # A build that failed leaves gigabytes behind, on a disk that may be full for that very reason.
+            builder.storage.tidy()
+            builder.prune()
     return {name: _info(name, keys[name]) for name in names}
 
 
@@ -206,9 +210,11 @@ class Builder:
             if archive not in needed:
                 archive.unlink()
         names = {image for info in kept if info.archives for image in (info.reference, info.lower)}
-        current = {Keys.of(recipe, self.root) for recipe in RECIPES.values()}
-        names |= {f"localhost/base:{keys.base}" for keys in current}
-        names |= {f"localhost/tools:{keys.tools}" for keys in current}
+        for recipe in RECIPES.values():
+            keys = Keys.of(recipe, self.root)
+            names |= {f"localhost/base:{keys.base}", f"localhost/tools:{keys.tools}"}
+            if recipe.exported:  # also when there is no image on it yet, because building that failed
+                names.add(_lower(recipe, keys))
         self.storage.remove([tag for tag in self.storage.tags() if tag not in names])
 
 
