@@ -51,8 +51,10 @@ STRESS_PEAK = round(15.1 * GIB)
 STRESS_UTILIZATION_PERCENT = 86
 STRESS_DEVICE_MIB = 16_151
 """One 250K request and then four of 64K peaked at 15.1 GiB with utilisation 0.86 on 16 GB; 1.5.1 release profile."""
-ABOVE_BUDGET = STRESS_PEAK - STRESS_DEVICE_MIB * MIB * STRESS_UTILIZATION_PERCENT // 100
-"""What a mixed load takes beyond the engine's budget: contexts, captured graphs, fragmentation, transients."""
+GRAPHS = round(0.13 * GIB)
+"""Memory of captured graphs, which the engine's budget does not count; 1.5.0 release notes, verifier defaults."""
+TRANSIENTS = STRESS_PEAK - STRESS_DEVICE_MIB * MIB * STRESS_UTILIZATION_PERCENT // 100 - GRAPHS
+"""What else a mixed load takes beyond the engine's budget: contexts, fragmentation, transients."""
 
 _SCALAR_BYTES = {
     KvCacheDtype.FLOAT16: 2,
@@ -87,6 +89,8 @@ class Pool(Document):
     block_size: int = Field(description="Tokens of a page in the target's attention layers.")
     draft_block_size: int | None = None
     page_bytes: int
+    token_bytes: int = Field(description="Of one token in all attention layers of the target.")
+    state_bytes: int = Field(description="Of one recurrent state in all linear-attention layers, as it is paged.")
     bytes: int
     pages: int
     attention_groups: int
@@ -110,8 +114,6 @@ class Layout:
     """What one token and one state take on one rank, and how layers share pages."""
 
     attention_token: int
-    draft_token: int
-    state: int
     block_size: int
     draft_block_size: int
     page: int
@@ -189,9 +191,7 @@ def layout(
             draft_block, page = max(1, block // ratio), block * token
     size = layers_per_group(rule, (attention, states), draft_layers)
     return Layout(
-        attention_token=token,
-        draft_token=draft_token,
-        state=state,
+        attention_token=token * attention,
         block_size=block,
         draft_block_size=draft_block,
         page=page * size,
@@ -228,6 +228,8 @@ def pool(
         block_size=cut.block_size,
         draft_block_size=cut.draft_block_size if cut.draft_groups else None,
         page_bytes=cut.page,
+        token_bytes=cut.attention_token,
+        state_bytes=cut.state_groups * cut.page,
         bytes=size,
         pages=pages,
         attention_groups=cut.attention_groups,
@@ -296,7 +298,8 @@ class MemoryBudget(Document):
     gpu: str
     device_bytes: int
     budget_bytes: int = Field(description="Device memory times the utilisation.")
-    terms: tuple[Term, ...]
+    terms: tuple[Term, ...] = Field(description="Inside the budget, beside the KV cache.")
+    reserve: tuple[Term, ...] = Field(description="Outside the budget, under a mixed load.")
     kv_bytes: int = Field(description="Negative when weights and workspaces alone exceed the budget.")
     headroom_bytes: int
     allocator_headroom_bytes: int
@@ -356,7 +359,8 @@ def budget(
     fixed = quantity_bytes(settings.kv_cache_memory_bytes) if settings.kv_cache_memory_bytes else 0
     kv = fixed or limit - sum(term.bytes for term in terms)
     used = sum(term.bytes for term in terms) + kv if fixed else limit
-    headroom = device - used - ABOVE_BUDGET
+    reserve = _reserve(settings)
+    headroom = device - used - sum(term.bytes for term in reserve)
     own = pool(settings, model, draft, rule, kv)
     other = pool(settings, model, draft, engine_rule, kv) if engine_rule not in (None, rule) else None
     return MemoryBudget(
@@ -364,12 +368,19 @@ def budget(
         device_bytes=device,
         budget_bytes=limit,
         terms=terms,
+        reserve=reserve,
         kv_bytes=kv,
         headroom_bytes=headroom,
         allocator_headroom_bytes=headroom - NON_TORCH,
         pool=own,
         engine_pool=other if own is None or other is None or other.tokens != own.tokens else None,
     )
+
+
+def _reserve(settings: Overrides) -> tuple[Term, ...]:
+    transients = Term(name="transients", bytes=TRANSIENTS, source="published stress peak of the 1.5.1 recipe")
+    graphs = Term(name="captured graphs", bytes=GRAPHS, source="1.5.0 release notes")
+    return (transients,) if settings.enforce_eager else (graphs, transients)
 
 
 def _terms(settings: Overrides, model: ModelFacts, draft: ModelFacts | None, weights: int) -> tuple[Term, ...]:

@@ -158,6 +158,7 @@ def _budget(budget: MemoryBudget, output: Output) -> None:
     rows += [
         ("KV cache", _gib(budget.kv_bytes), "what the utilisation leaves"),
         ("budget of the engine", _gib(budget.budget_bytes), "device memory times utilisation"),
+        *((f"beyond it: {term.name}", _gib(term.bytes), term.source) for term in budget.reserve),
         ("headroom", f"{budget.headroom_bytes // MIB} MiB", "of the device, under a mixed load"),
         ("allocator headroom", f"{budget.allocator_headroom_bytes // MIB} MiB", "of what torch can allocate"),
     ]
@@ -176,6 +177,8 @@ def _pool(title: str, pool: Pool, output: Output) -> None:
         ("short residents", f"{pool.residents_short}", "requests of about a thousand tokens at once"),
         ("longest request", f"{pool.largest_context}", "tokens"),
         ("pages", f"{pool.pages} x {pool.page_bytes / MIB:.2f} MiB", f"of {pool.block_size} tokens"),
+        ("a token", f"{pool.token_bytes / 1024:.1f} KiB", "in all attention layers of one rank"),
+        ("a state", f"{pool.state_bytes / MIB:.1f} MiB", "in all linear-attention layers of one rank, as paged"),
         ("pages a request", f"{pool.pages_per_request}", f"of which {pool.state_pages} for recurrent states"),
     )
     output.table(("POOL", "VALUE", ""), rows)

@@ -212,3 +212,13 @@ def test_terms_have_sources_and_add_up() -> None:
     found = predicted()
     assert all(term.bytes > 0 and term.source for term in found.terms)
     assert sum(term.bytes for term in found.terms) + found.kv_bytes == found.budget_bytes
+    used = found.budget_bytes + sum(term.bytes for term in found.reserve)
+    assert found.device_bytes - used == found.headroom_bytes
+    # Without graphs their memory is left over.
+    assert predicted(enforceEager=True).headroom_bytes - found.headroom_bytes == round(0.13 * GIB)
+
+
+def test_a_token_and_a_state() -> None:
+    found = predicted().pool
+    assert found.token_bytes == 8 * 1024
+    assert found.state_bytes == 48 << 20
