@@ -5,6 +5,8 @@ if [ -f /mnt/environment ]; then
   . /mnt/environment
 fi
 export DEBIAN_FRONTEND=noninteractive UV_NO_PROGRESS=1 UV_HTTP_TIMEOUT=300
+# Downloads are kept by the build machine, or not at all.
+export UV_CACHE_DIR=${UV_CACHE_DIR:-/tmp/uv-cache}
 # A bytecode file holds whatever time its source got in a layer, and no start looks for it.
 export PYC_INVALIDATION_MODE=UNCHECKED_HASH
 unset PYTHONDONTWRITEBYTECODE

@@ -5,3 +5,4 @@ set -eu
 . "$(dirname "$0")/common.sh"
 $uv venv -q --python $python /opt/sm70
 $uv pip install -q --compile-bytecode --python /opt/sm70/bin/python --no-deps --require-hashes -r "$1"
+rm -rf /tmp/uv-cache

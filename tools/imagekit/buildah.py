@@ -108,14 +108,13 @@ class Storage:
         for stage, ready in (contexts or {}).items():
             words += ["--build-context", f"{stage}=container-image://{ready}"]
         with tempfile.TemporaryDirectory(dir=self.folder) as settings:
-            machine.write(Path(settings), BASE_SUITE)
+            machine.write(Path(settings), BASE_SUITE, share_downloads)
             words += ["--volume", f"{settings}:{machine.MOUNTED}:ro"]
-            cache = Path(uv("cache", "dir").strip()) if share_downloads else self.folder / "scratch" / "downloads"
-            cache.mkdir(parents=True, exist_ok=True)
-            words += ["--volume", f"{cache}:{machine.MOUNTED}/uv-cache"]
+            if share_downloads:
+                cache = Path(uv("cache", "dir").strip())
+                cache.mkdir(parents=True, exist_ok=True)
+                words += ["--volume", f"{cache}:{machine.MOUNTED}/{machine.CACHE}"]
             self._buildah(*words, root, log=log)
-            if not share_downloads:
-                shutil.rmtree(cache)
 
     def _name(self, image: str) -> str:
         return f"containers-storage:[overlay@{self.layers}+{self.folder / 'run'}]{image}"

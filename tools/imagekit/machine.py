@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 MOUNTED = "/mnt"
+CACHE = "uv-cache"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PASSED = (
     *("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
@@ -38,11 +39,15 @@ def apt_sources(targets: str, suite: str) -> str:
     return "".join(f"{source}\n" for source in found)
 
 
-def environment(variables: Mapping[str, str], files: Iterable[str]) -> str:
-    """A shell script that sets what package clients in a build step must know. `files` are those beside it."""
+def environment(variables: Mapping[str, str], files: Iterable[str], cache: bool = True) -> str:
+    """A shell script that sets what package clients in a build step must know.
+
+    `files` are those beside it; `cache` tells whether uv's cache of this machine is mounted there too.
+    """
     where = {name: f"{MOUNTED}/{name}" for name in files}
     settings = {name: variables[name] for name in PASSED if name in variables}
-    settings |= {"UV_CACHE_DIR": f"{MOUNTED}/uv-cache", "UV_LINK_MODE": "copy"}
+    if cache:
+        settings |= {"UV_CACHE_DIR": f"{MOUNTED}/{CACHE}", "UV_LINK_MODE": "copy"}
     for variable, file in (
         ("APT_CONFIG", "apt.conf"), ("PIP_CONFIG_FILE", "pip.conf"), ("UV_CONFIG_FILE", "uv.toml"),
         ("SSL_CERT_FILE", "certificates.crt"), ("PIP_CERT", "certificates.crt"),
@@ -62,8 +67,8 @@ def sources_of_debian(suite: str) -> str:
         return ""
 
 
-def write(folder: Path, suite: str) -> None:
-    """Fills `folder`, which must be private (a proxy's address may hold a password)."""
+def write(folder: Path, suite: str, cache: bool = True) -> None:
+    """Fills `folder`, which must be private (a proxy's address may hold a password), for `environment`."""
     files = {}
     if sources := sources_of_debian(suite):
         dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
@@ -86,5 +91,5 @@ def write(folder: Path, suite: str) -> None:
         (folder / name).write_text(text)
     certificates = Path(os.environ.get("SSL_CERT_FILE") or CERTIFICATES)
     shutil.copyfile(certificates if certificates.is_file() else CERTIFICATES, folder / "certificates.crt")
-    (folder / "environment").write_text(environment(os.environ, [*files, "certificates.crt"]))
-    (folder / "uv-cache").mkdir()
+    (folder / "environment").write_text(environment(os.environ, [*files, "certificates.crt"], cache))
+    (folder / CACHE).mkdir()

@@ -49,7 +49,7 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(
             "engine-sm70",
             ("requirements/sm70-lane.lock", "requirements/sm70-build.lock", "requirements/sm70-vllm.lock"),
-            building=26.0,
+            building=22.0,
             kept=0.0,
             exported=False,
             check="image/engine-sm70/import_sweep.py",

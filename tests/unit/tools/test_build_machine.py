@@ -48,3 +48,8 @@ def test_the_environment_script_quotes_and_passes_only_what_package_clients_need
     assert shown.stdout.splitlines() == [
         "http://user:it's@proxy.test", "http://index.test", "/mnt/apt.conf", "/mnt/certificates.crt", "none",
     ]  # fmt: skip
+
+
+def test_without_a_shared_cache_none_is_named() -> None:
+    assert "UV_CACHE_DIR=/mnt/" in machine.environment({}, [])
+    assert machine.environment({}, [], cache=False) == ""
