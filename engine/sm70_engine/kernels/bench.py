@@ -76,6 +76,7 @@ class LinearBench:
     n: int
     k: int
     tile: LinearTile | None = None
+    gated: bool = False
 
 
 # The 27B model's linears per rank at TP4: gate_up, down, qkvz, o.
@@ -95,7 +96,10 @@ ATTENTION_CASES: tuple[AttentionBench, ...] = (
     AttentionBench(KvFormat.E4M3, 128, 8, 1, 131072, queries=8),
     AttentionBench(KvFormat.F16, 128, 4, 1, 131072, heads=2, window=2048, queries=8, causal=False),
 )
-LINEAR_CASES: tuple[LinearBench, ...] = tuple(LinearBench(m, n, k) for m in (1, 8, 16, 32, 64) for n, k in TP4_SHAPES)
+LINEAR_CASES: tuple[LinearBench, ...] = (
+    *(LinearBench(m, n, k) for m in (1, 8, 16, 32, 64) for n, k in TP4_SHAPES),
+    *(LinearBench(m, 4352, 5120, gated=True) for m in (1, 8, 16)),
+)
 
 
 class Bench:
@@ -214,7 +218,7 @@ class Bench:
 
     def linear(self, case: LinearBench) -> Row:
         """One NVFP4 linear."""
-        useful = case.n * case.k * 9 // 16
+        useful = case.n * case.k * 9 // 16 * (2 if case.gated else 1)
         copies = max(1, min(USEFUL_BYTES // useful, 200))
         source = self._source(FINITE_FP8)
         a = self._device.put((np.random.default_rng(2).standard_normal((64, case.k)) * 0.1).astype(np.float16))
@@ -224,10 +228,13 @@ class Bench:
             product = plans.linear(
                 m=case.m, n=case.n, k=case.k, weight=source.address + i % copies * useful * self._spread,
                 a=a.address, out=out.address, scale=1e-3, a_stride=case.k, out_stride=case.n, tile=case.tile,
+                up_scale=1e-3 if case.gated else None,
             )  # fmt: skip
             return (product,)
 
-        return self._row("nvfp4_linear", f"M{case.m} N{case.n} K{case.k}", make, copies, useful)
+        return self._row(
+            "nvfp4_linear", f"M{case.m} N{case.n} K{case.k}{' gated' if case.gated else ''}", make, copies, useful
+        )
 
     def run(self, families: tuple[str, ...] = ()) -> Iterator[Row]:
         """Every case of the named families (a prefix is enough), or of all."""

@@ -390,31 +390,51 @@ class LinearCase:
     n: int
     k: int
     tile: LinearTile | None = None
+    gated: bool = False
 
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{(self.tile or plans.linear_tile(self.m, self.n)).kernel} m{self.m} n{self.n} k{self.k}"
+        tile = self.tile or plans.linear_tile(self.m, self.n * (2 if self.gated else 1))
+        return f"{tile.gated if self.gated else tile.kernel} m{self.m} n{self.n} k{self.k}"
 
 
 @functools.lru_cache(maxsize=1)
-def _linear_weight(n: int, k: int, seed: int) -> tuple[Array, Array]:
-    """Random weights over their whole range: as FP64 [n, k], and packed."""
+def _linear_weight(n: int, k: int, seed: int, gated: bool) -> tuple[Array, Array]:
+    """Random weights over their whole range: as FP64 [n, k] (gated: gate rows, then up rows), and packed."""
     rng = np.random.default_rng([seed, n, k])
     codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
     scales = rng.integers(0, 0x7F, (n, k // repack.GROUP), dtype=np.uint8)
-    return repack.dequantize(codes, scales), repack.repack(codes, scales)
+    pack = repack.repack_gated if gated else repack.repack
+    return repack.dequantize(codes, scales), pack(codes, scales)
+
+
+def _gated(product: Array, size: Array, ratio: float) -> tuple[Array, Array]:
+    """silu(gate) * up and its tolerance, from the products of both with one scale; `ratio`: the up's scale to it.
+
+    The accumulations' errors go through the product; silu's slope is at most 1.1. FP32 of silu itself: 2^-19.
+    """
+    gate, up = np.split(product, 2, axis=1)
+    gate_size, up_size = np.split(size * 2.0**-19, 2, axis=1)
+    up, up_size = up * ratio, up_size * ratio
+    silu = gate / (1.0 + np.exp(-np.maximum(gate, -700.0)))
+    want = silu * up
+    tolerance = (HALF_ULP + 2.0**-19) * np.abs(want) + 1.1 * gate_size * np.abs(up) + np.abs(silu) * up_size + SMALLEST
+    return want, tolerance
 
 
 def check_linear(backend: Backend, case: LinearCase, seed: int = 0) -> Result:
     """One case, weights over their whole range, outputs up to thousands."""
-    weight, words = _linear_weight(case.n, case.k, seed)
+    weight, words = _linear_weight(case.n * (2 if case.gated else 1), case.k, seed, case.gated)
     rng = np.random.default_rng([seed, case.m, case.n, case.k])
-    scale = 0.0173
+    scale, up_scale = (0.0173, None) if not case.gated else (0.0002, 0.0173)
     a = np.full((case.m + 3, case.k + 24), np.nan, np.float16)
     a[: case.m, : case.k] = rng.standard_normal((case.m, case.k)) * 0.25
     x = a[: case.m, : case.k].astype(np.float64)
     want, size = x @ weight.T * scale, np.abs(x) @ np.abs(weight).T * scale
+    tolerance = HALF_ULP * np.abs(want) + 2.0**-19 * size + SMALLEST
+    if up_scale is not None:
+        want, tolerance = _gated(want, size, up_scale / scale)
     out = backend.put(poison((case.m + 3, case.n + 16)))
     packed, activations = backend.put(words), backend.put(a)
     backend.run(
@@ -429,11 +449,11 @@ def check_linear(backend: Backend, case: LinearCase, seed: int = 0) -> Result:
             a_stride=case.k + 24,
             out_stride=case.n + 16,
             tile=case.tile,
+            up_scale=up_scale,
         )
     )
     got = out.read()
     clean = np.isnan(got[case.m :]).all() and np.isnan(got[:, case.n :]).all()
-    tolerance = HALF_ULP * np.abs(want) + 2.0**-19 * size + SMALLEST
     return judge(case.name, got[: case.m, : case.n], want, tolerance, "" if clean else "wrote past its output")
 
 
@@ -450,6 +470,10 @@ def linear_cases(size: Size) -> Iterator[LinearCase]:
             for tile in dict.fromkeys(variants):
                 for m in (least, most - 1, most) if size is not Size.SMALL or n > 64 else (least,):
                     yield LinearCase(m, n, k, tile)
+    for n, k in shapes:
+        for most, *variants in plans.LINEAR_TILES:
+            for tile in dict.fromkeys(variants):
+                yield LinearCase(most - 1, n, k, tile, gated=True)
 
 
 def run_all(backend: Backend, size: Size) -> Iterator[Result]:

@@ -81,10 +81,11 @@ FAMILIES: tuple[Family, ...] = (
         "nvfp4_linear",
         "nvfp4_linear.cu",
         "NVFP4 weights (E2M1, E4M3 scale per 16, FP32 global) x FP16 activations, M 1..64, K % 64 = 0, N % 8 = 0, "
-        "FP32 accumulation, K split over warps and added in order",
+        "FP32 accumulation, K split over warps and added in order; swiglu: gate and up in one, silu(gate) * up",
         tuple(
-            Kernel(tile.kernel, tile.warps * 32)
+            Kernel(name, tile.warps * 32)
             for tile in dict.fromkeys(tile for _, *pair in LINEAR_TILES for tile in pair)
+            for name in (tile.kernel, tile.gated)
         ),
     ),
 )

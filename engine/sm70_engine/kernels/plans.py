@@ -338,7 +338,7 @@ class LinearArgs(ctypes.Structure):
 
     _fields_ = [
         ("weight", ctypes.c_void_p), ("a", ctypes.c_void_p), ("out", ctypes.c_void_p), ("scale", ctypes.c_float),
-        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int),
+        ("up_scale", ctypes.c_float), ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int),
         ("a_stride", ctypes.c_int), ("out_stride", ctypes.c_int),
     ]  # fmt: skip
 
@@ -356,6 +356,11 @@ class LinearTile:
     def kernel(self) -> str:
         """The kernel's name."""
         return f"linear_{self.rows}_{self.columns}_{self.column_warps}_{self.k_warps}"
+
+    @property
+    def gated(self) -> str:
+        """The name of the kernel with silu(gate) * up at its end."""
+        return self.kernel.replace("linear", "swiglu")
 
     @property
     def warps(self) -> int:
@@ -376,9 +381,9 @@ LINEAR_TILES: tuple[tuple[int, LinearTile, LinearTile], ...] = (
     (8, LinearTile(1, 1, 2, 8), LinearTile(1, 1, 2, 8)),
     (16, LinearTile(2, 1, 2, 8), LinearTile(2, 1, 4, 4)),
     (32, LinearTile(4, 2, 1, 8), LinearTile(4, 1, 4, 4)),
-    (64, LinearTile(8, 1, 2, 4), LinearTile(8, 2, 4, 2)),
+    (64, LinearTile(8, 1, 2, 4), LinearTile(8, 2, 2, 4)),
 )
-_WIDE_N = {8: 1 << 30, 16: 8192, 32: 8192, 64: 65536}
+_WIDE_N = {8: 1 << 30, 16: 8192, 32: 8192, 64: 8192}
 
 
 def linear_tile(m: int, n: int) -> LinearTile:
@@ -401,15 +406,21 @@ def linear(
     a_stride: int,
     out_stride: int,
     tile: LinearTile | None = None,
+    up_scale: float | None = None,
 ) -> Launch:
-    """out[m, n] = scale * a[m, k] x weight[n, k]^T; `n` counts logical columns. Strides are halves from row to row."""
+    """out[m, n] = scale * a[m, k] x weight[n, k]^T; `n` counts logical columns. Strides are halves from row to row.
+
+    With `up_scale`, the weights are those of `repack_gated` and out = silu(scale * gate) * up_scale * up.
+    """
     _require(k >= 64 and k % 64 == 0, f"K must be a multiple of 64, not {k}")
     _require(n >= 8 and n % 8 == 0, f"N must be a multiple of 8, not {n}")
     _require(a_stride >= k and a_stride % 8 == 0, f"rows of A must be a multiple of 8 halves apart, not {a_stride}")
     _require(out_stride >= n and out_stride % 2 == 0, f"rows of the output must be an even number apart: {out_stride}")
-    chosen = tile or linear_tile(m, n)
+    columns = n if up_scale is None else 2 * n
+    chosen = tile or linear_tile(m, columns)
     _require(1 <= m <= chosen.rows * 8, f"{chosen.kernel} takes 1 to {chosen.rows * 8} rows, not {m}")
-    tiles = -(-n // 32)
+    tiles = -(-n // 32) * (1 if up_scale is None else 2)
     grid = (-(-tiles // (chosen.column_warps * chosen.columns)), 1, 1)
-    arguments = LinearArgs(weight, a, out, scale, m, n, k, a_stride, out_stride)
-    return Launch("nvfp4_linear", chosen.kernel, grid, chosen.warps * 32, chosen.shared_bytes, (arguments,))
+    arguments = LinearArgs(weight, a, out, scale, up_scale or 0.0, m, n, k, a_stride, out_stride)
+    kernel = chosen.kernel if up_scale is None else chosen.gated
+    return Launch("nvfp4_linear", kernel, grid, chosen.warps * 32, chosen.shared_bytes, (arguments,))

@@ -69,6 +69,19 @@ def repack(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.ui
     return packed.reshape(-1)
 
 
+def repack_gated(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Gate rows, then as many up rows, for the gated linear: tiles of 32 columns of the two in turn, each filled up.
+
+    Raises `KernelError` as `repack` does, and for an odd number of rows.
+    """
+    if codes.shape[0] % 2:
+        raise KernelError(f"gate and up must have the same number of rows; together they have {codes.shape[0]}")
+    half = codes.shape[0] // 2
+    parts = [repack(codes[i : i + half], scales[i : i + half]) for i in (0, half)]
+    tiles = -(-half // 32)
+    return np.stack([part.reshape(tiles, -1) for part in parts], axis=1).reshape(-1)
+
+
 def dequantize(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float64]:
     """The weights [N, K] of checkpoint codes and scales, exactly, without the global scale."""
     table = np.array([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])

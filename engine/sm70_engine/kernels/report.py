@@ -16,7 +16,8 @@ BEGIN, END = "<!-- generated: sm70-kernels report --write -->", "<!-- end of the
 
 def shared_bytes(kernel: str) -> int:
     """Dynamic shared memory that the plans ask for; 0 for kernels without any."""
-    sizes = {tile.kernel: tile.shared_bytes for _, *pair in LINEAR_TILES for tile in pair}
+    tiles_of_linears = [tile for _, *pair in LINEAR_TILES for tile in pair]
+    sizes = {name: tile.shared_bytes for tile in tiles_of_linears for name in (tile.kernel, tile.gated)}
     for kv_format in KvFormat:
         for dim in (64, 128, 256):
             for group in (8, 16):

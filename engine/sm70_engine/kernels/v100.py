@@ -60,9 +60,9 @@ def loop_budget(facts: KernelFacts, bytes_per_warp: int) -> Budget:
 def loop_bytes(kernel: str) -> int:
     """Bytes of weights or KV that one warp consumes in one pass of the main loop; 0 where that is not defined."""
     parts = kernel.split("_")
-    if parts[0] == "linear":  # two units of 1,152 bytes for each column tile
+    if parts[0] in ("linear", "swiglu"):  # two units of 1,152 bytes for each column tile
         return 2 * 1152 * int(parts[2])
-    if parts[0] == "verify" and len(parts) == 4:  # a tile of 32 tokens for the four warps of a CTA
+    if parts[0] == "verify" and parts[1] != "combine":  # a tile of 32 tokens for the four warps of a CTA
         return 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1) * 8
     if parts[0] == "decode" and len(parts) == 4:
         dim, rows = int(parts[2][1:]), int(parts[3][1:])

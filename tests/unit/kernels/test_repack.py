@@ -44,6 +44,16 @@ def test_every_weight_is_where_the_layout_says(n: int, k: int) -> None:
     assert np.array_equal(unpack(words, n, k), repack.dequantize(codes, scales))
 
 
+def test_gate_and_up_lie_in_turn_tile_by_tile() -> None:
+    rng = np.random.default_rng(3)
+    codes, scales = rng.integers(0, 256, (80, 64), dtype=np.uint8), rng.integers(0, 0x7F, (80, 8), dtype=np.uint8)
+    words = repack.repack_gated(codes, scales).reshape(4, -1)
+    gate, up = (repack.repack(codes[i : i + 40], scales[i : i + 40]).reshape(2, -1) for i in (0, 40))
+    assert np.array_equal(words, np.stack((gate[0], up[0], gate[1], up[1])))
+    with pytest.raises(KernelError, match="same number of rows"):
+        repack.repack_gated(codes[:79], scales[:79])
+
+
 @pytest.mark.parametrize(
     ("codes", "scales", "text"),
     [

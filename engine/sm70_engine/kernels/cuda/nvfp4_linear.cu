@@ -1,14 +1,16 @@
 // NVFP4 W4A16 linear: out[M, N] FP16 = global scale * A[M, K] FP16 x (E2M1 codes x E4M3 scale per 16 of K)[N, K]^T, FP32 accumulate, M <= 64.
 // Rounded once, at the end. K is split over the warps of a CTA and added in order; the result does not depend on timing.
+// Gated: the weights hold a gate and an up projection in turn, tile by tile, and out = silu(gate) * up, in FP32 and rounded once.
 #include "nvfp4.cuh"
 struct LinearArgs {
   const u8* weight;  // packed, see nvfp4.cuh; tiles of 32 columns, the last one filled up with zero codes
   const u16* a;
   u16* out;
-  float scale;
-  int m, n, k;                // n: logical columns, a multiple of 8; k: a multiple of 64
+  float scale, up_scale;     // global scales; the second one of the up projection, gated only
+  int m, n, k;               // n: logical columns of the output, a multiple of 8; k: a multiple of 64
   int a_stride, out_stride;  // halves from row to row, multiples of 8
 };
+DEVICE float silu(float x) { return x / (1.f + ex2(x * -1.44269504f)); }
 constexpr int tiles_at_once(int tiles, int warps) {  // of the final reduction: at most 32 KB
   while (tiles * warps > 32) tiles /= 2;
   return tiles;
@@ -16,11 +18,11 @@ constexpr int tiles_at_once(int tiles, int warps) {  // of the final reduction: 
 // CTA = NW * KW warps: NW column groups of 32 * NT columns, KW slices of K (units kw, kw + KW, ...), MT row tiles of 8.
 // Weights: two register buffers per column tile, the next unit is always in flight. Activations: staged in shared memory, two buffers, one
 // barrier per unit for the NW warps that share a K slice.
-template <int MT, int NT, int NW, int KW>
+template <int MT, int NT, int NW, int KW, bool GATED>
 DEVICE void linear(const LinearArgs& p) {
   SHARED_BYTES(sm);
   constexpr int TILE = MT * 1152, CH = (MT * 2 + NW - 1) / NW, UNIT = 1152 * SPREAD;  // A tile: [MT][8 k8][8 rows + 1 pad] 16 bytes; CH chunks per thread and unit
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, nw = warp % NW, kw = warp / NW, M = p.m, U = p.k >> 6, T = (p.n + 31) >> 5,
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, nw = warp % NW, kw = warp / NW, M = p.m, U = p.k >> 6, T = ((p.n + 31) >> 5) * (GATED ? 2 : 1),
             n = (U - kw + KW - 1) / KW;  // units of this warp
   const u8* at[NT];
   const int to_scale = SPREAD == 1 ? 1024 - 12 * lane : 1024 * SPREAD + spread(4 * lane) - spread(16 * lane);
@@ -109,7 +111,8 @@ DEVICE void linear(const LinearArgs& p) {
   // Ordered sum over the KW slices, in accumulator order (16-byte accesses without bank conflicts), CT tiles at a time.
   constexpr int TT = MT * NT, CT = tiles_at_once(TT, NW * KW);
   float4* part = reinterpret_cast<float4*>(sm);
-  const float scale = p.scale * 128.f;
+  const float scale = p.scale * 128.f, up_scale = p.up_scale * 128.f;
+  static_assert(!GATED || (NT == 1 ? NW % 2 == 0 : CT % 2 == 0), "a gate tile and its up tile must meet");
 #pragma unroll
   for (int c0 = 0; c0 < TT; c0 += CT) {
     syncblock();
@@ -122,7 +125,7 @@ DEVICE void linear(const LinearArgs& p) {
             make_float4(acc[m][t][4 * k], acc[m][t][4 * k + 1], acc[m][t][4 * k + 2], acc[m][t][4 * k + 3]);
     }
     syncblock();
-    for (int e = threadIdx.x; e < NW * CT * 64; e += NW * KW * 32) {
+    auto sum = [&](int e) {
       float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
       for (int k = 0; k < KW; k++) {
@@ -132,25 +135,48 @@ DEVICE void linear(const LinearArgs& p) {
         x.z += y.z;
         x.w += y.w;
       }
+      return x;
+    };
+    constexpr int STEP = NT == 1 ? CT * 64 : 64;  // from a gate's element to its up's
+    for (int i = threadIdx.x; i < NW * CT * 64 / (GATED ? 2 : 1); i += NW * KW * 32) {
+      const int e = GATED ? i / STEP * 2 * STEP + i % STEP : i;
+      float4 x = sum(e);
+      if (GATED) {
+        const float4 u = sum(e + STEP);
+        x.x = silu(x.x * scale) * (u.x * up_scale);
+        x.y = silu(x.y * scale) * (u.y * up_scale);
+        x.z = silu(x.z * scale) * (u.z * up_scale);
+        x.w = silu(x.w * scale) * (u.w * up_scale);
+      } else {
+        x.x *= scale;
+        x.y *= scale;
+        x.z *= scale;
+        x.w *= scale;
+      }
       const int ln = e & 31, k4 = (e >> 5) & 1, c = c0 + (e >> 6) % CT, tile = ((int)blockIdx.x * NW + (e >> 6) / CT) * NT + c % NT,
-                r = c / NT * 8 + row_c(ln, 0), col = tile * 32 + quadpair(ln) * 8 + col_c(ln, 4 * k4);
+                r = c / NT * 8 + row_c(ln, 0), col = (GATED ? tile / 2 : tile) * 32 + quadpair(ln) * 8 + col_c(ln, 4 * k4);
       if (col < p.n) {
-        if (r < M) *reinterpret_cast<u32*>(p.out + (size_t)r * p.out_stride + col) = pack2(x.x * scale, x.y * scale);
-        if (r + 2 < M) *reinterpret_cast<u32*>(p.out + (size_t)(r + 2) * p.out_stride + col) = pack2(x.z * scale, x.w * scale);
+        if (r < M) *reinterpret_cast<u32*>(p.out + (size_t)r * p.out_stride + col) = pack2(x.x, x.y);
+        if (r + 2 < M) *reinterpret_cast<u32*>(p.out + (size_t)(r + 2) * p.out_stride + col) = pack2(x.z, x.w);
       }
     }
   }
 }
 #define LINEAR(MT, NT, NW, KW, CTAS)                                                        \
   KERNEL(linear_##MT##_##NT##_##NW##_##KW, NW* KW * 32, CTAS)(LinearArgs p) {               \
-    MMA_BEGIN linear<MT, NT, NW, KW>(p);                                                    \
+    MMA_BEGIN linear<MT, NT, NW, KW, false>(p);                                             \
     MMA_END(p.out)                                                                          \
   }                                                                                         \
-  EXPORT(linear_##MT##_##NT##_##NW##_##KW)
+  EXPORT(linear_##MT##_##NT##_##NW##_##KW)                                                  \
+  KERNEL(swiglu_##MT##_##NT##_##NW##_##KW, NW* KW * 32, CTAS)(LinearArgs p) {               \
+    MMA_BEGIN linear<MT, NT, NW, KW, true>(p);                                              \
+    MMA_END(p.out)                                                                          \
+  }                                                                                         \
+  EXPORT(swiglu_##MT##_##NT##_##NW##_##KW)
 LINEAR(1, 1, 2, 8, 2)
 LINEAR(2, 1, 2, 8, 1)
 LINEAR(2, 1, 4, 4, 1)
 LINEAR(4, 2, 1, 8, 1)
 LINEAR(4, 1, 4, 4, 1)
 LINEAR(8, 1, 2, 4, 1)
-LINEAR(8, 2, 4, 2, 1)
+LINEAR(8, 2, 2, 4, 1)
