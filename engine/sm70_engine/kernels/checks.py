@@ -186,9 +186,9 @@ class AttentionCase:
     @property
     def name(self) -> str:
         """For tables."""
-        text = (
-            f"decode_{self.format} d{self.dim} g{self.group} heads {self.heads} page {self.page} splits {self.splits}"
-        )
+        text = f"{self.plan.kernel} g{self.group} heads {self.heads} page {self.page} splits {self.splits}"
+        text += f" q{self.queries}" if self.queries else ""
+        text += "" if self.causal else " not causal"
         text += f" window {self.window}" if self.window else ""
         text += " packed" if self.packed else ""
         text += f" x{self.amplitude:g}" if self.amplitude != 1.0 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm70_engine.kernels import build, families, nvrtc, sass, toolchain
+from sm70_engine.kernels import build, cli, families, nvrtc, report, sass, toolchain
 from sm70_engine.kernels.build import FamilyFacts
 
 LISTING = """
@@ -53,6 +53,11 @@ def test_machine_code_keeps_its_promises(family: families.Family, facts: dict[st
         assert not {"LDL", "STL"} & set(kernel.opcodes), f"{name} uses local memory"
         assert (kernel.opcodes.get("HMMA.884", 0) > 0) == kernel.tensor_cores, name
         assert kernel.registers * kernel.threads <= 65536, f"{name} does not fit a multiprocessor"
+
+
+def test_the_documents_table_is_up_to_date(facts: dict[str, FamilyFacts]) -> None:
+    document = (toolchain.REPOSITORY / cli.DOCUMENT).read_text()
+    assert report.embed(document, report.table(facts.values())) == document, "run `sm70-kernels report --write`"
 
 
 def test_a_second_build_changes_nothing(facts: dict[str, FamilyFacts]) -> None:
