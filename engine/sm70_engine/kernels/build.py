@@ -181,13 +181,14 @@ def export(target: Path, variants: Iterable[Variant] = (PLAIN,)) -> Path:
         if not variant:
             shutil.copyfile(path / f"{name}.cubin", target / f"{name}.cubin")
             families[name] = json.loads((path / MANIFEST).read_text())
-    manifest = {"schema": SCHEMA, "toolchain": toolchain.LOCK.read_text().split("\n")[0::2], "families": families}
+    packages = [line.split()[0] for line in toolchain.LOCK.read_text().split("\n") if "==" in line]
+    manifest = {"schema": SCHEMA, "toolchain": packages, "families": families}
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     return target
 
 
 def read_export(target: Path) -> dict[str, FamilyFacts]:
-    """The manifests in a folder that `export` made. Raises `KernelError` when it is not one."""
+    """The manifests in a folder that `export` made. Raises `KernelError` unless it is one, and of these sources."""
     path = target / MANIFEST
     if not path.exists():
         raise KernelError(
@@ -196,7 +197,14 @@ def read_export(target: Path) -> dict[str, FamilyFacts]:
     data = json.loads(path.read_text())
     if data.get("schema") != SCHEMA:
         raise KernelError(f"{path} has schema {data.get('schema')}; this code reads {SCHEMA}: build the objects again")
-    return {
+    facts = {
         name: FamilyFacts(name, x["contract"], x["source_hash"], {k: KernelFacts(**v) for k, v in x["kernels"].items()})
         for name, x in data["families"].items()
     }
+    for family in FAMILIES:
+        if family.name in facts and facts[family.name].source_hash != source_hash(family):
+            raise KernelError(
+                f"the objects of {family.name} in {target} were built from other sources than this package has; "
+                "build them again with `sm70-kernels build --output`"
+            )
+    return facts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sm70_engine.kernels import cli, families, report, v100
+from sm70_engine.kernels import build, cli, families, report, v100
 from sm70_engine.kernels.build import KernelFacts
 from sm70_engine.kernels.errors import KernelError
 
@@ -27,6 +29,22 @@ def test_a_machine_without_objects_is_told_what_to_do(tmp_path: Path, capsys: py
     assert cli.main(["check", "--on", "device", "--objects", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "no CUDA driver" in error or "sm70-kernels build --output" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({}, ""), ({"schema": 99}, "has schema 99"), ({"hash": "0" * 16}, "built from other sources")],
+)
+def test_only_objects_of_the_same_sources_are_loaded(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    family = families.family("kv_cache")
+    entry = {"contract": "", "source_hash": change.get("hash", build.source_hash(family)), "kernels": {}}
+    manifest = {"schema": change.get("schema", build.SCHEMA), "families": {family.name: entry}}
+    (tmp_path / build.MANIFEST).write_text(json.dumps(manifest))
+    if text:
+        with pytest.raises(KernelError, match=text):
+            build.read_export(tmp_path)
+    else:
+        assert set(build.read_export(tmp_path)) == {"kv_cache"}
 
 
 @pytest.mark.parametrize(
