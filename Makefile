@@ -15,7 +15,7 @@ bootstrap:
 	@tools/bootstrap.sh
 
 demo: bootstrap  ## From nothing to a token: build, start the cluster, install the operator, serve the tiny model.
-	@$(PYTHON) -m demo --cluster $(CLUSTER)
+	@$(PYTHON) -m demo --cluster $(CLUSTER) $(if $(OPERATOR_IMAGE),--operator-image $(OPERATOR_IMAGE)) $(if $(ENGINE_IMAGE),--engine-image $(ENGINE_IMAGE))
 
 prepare: bootstrap  ## Build what the tests run on: cluster programs, CPU lane, images.
 	@$(PYTHON) -m prepare

@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,18 @@ PROMPT = "Tell me about yourself."
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--cluster", type=ClusterKind, choices=list(ClusterKind), default=ClusterKind.EMBEDDED)
+    parser.add_argument("--operator-image", help="a pullable image, for --cluster current (make demo OPERATOR_IMAGE=…)")
+    parser.add_argument("--engine-image", help="a pullable image, for --cluster current (make demo ENGINE_IMAGE=…)")
     options = parser.parse_args()
     report = Report()
     with report.step("Images: operator and CPU engine"):
-        built = images.image_archives(["operator", "engine-cpu"])
+        built = _images(options.cluster, options.operator_image, options.engine_image)
     with report.step(f"Kubernetes ({options.cluster})"):
-        cluster = _start(options.cluster, tuple(path for image in built.values() for path in image.archives))
+        cluster = _start(options.cluster, built.archives)
     with report.step("Operator, by its Helm chart"):
-        operator.install(
-            cluster, operator_image=built["operator"].reference, engine_cpu_image=built["engine-cpu"].reference
-        )
+        operator.install(cluster, operator_image=built.operator, engine_cpu_image=built.engine)
     with report.step("Model: made on the spot, nothing is downloaded"):
-        models.make(cluster, image=built["engine-cpu"].reference, namespace=NAMESPACE)
+        models.make(cluster, image=built.engine, namespace=NAMESPACE)
     with report.step("kubectl apply -f examples/tiny.yaml, and wait until it is Ready"):
         key = _api_key(cluster)
         cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(EXAMPLE))
@@ -54,6 +55,35 @@ def main() -> None:
     print("\nThe cluster stays up. Look around:")
     print(f"  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.kubectl_path.parent}:$PATH")
     print(f"  kubectl describe sm70 {SERVICE}\nand remove it with `make clean-cluster`.")
+
+
+@dataclass(frozen=True)
+class Images:
+    """What the nodes run: references, and the archives that bring them there (none where nodes pull)."""
+
+    operator: str
+    engine: str
+    archives: tuple[Path, ...]
+
+
+def _images(kind: ClusterKind, operator_image: str | None, engine_image: str | None) -> Images:
+    """Builds the images, save for the current cluster, whose nodes must pull them from a registry of its own."""
+    if kind is ClusterKind.CURRENT:
+        if not (operator_image and engine_image):
+            fail(
+                "the current cluster needs images that its nodes can pull; found none named. Build and push image/operator "
+                "and image/engine-cpu, then: make demo CLUSTER=current OPERATOR_IMAGE=… ENGINE_IMAGE=…"
+            )
+        return Images(str(operator_image), str(engine_image), ())
+    built = images.image_archives(["operator", "engine-cpu"])
+    archives = tuple(path for image in built.values() for path in image.archives)
+    if kind is ClusterKind.KIND:
+        # kind loads each archive by itself, so each must be complete.
+        archives = tuple(images.folder() / f"{image.name}-{image.key}-complete.tar" for image in built.values())
+        for name, archive in zip(built, archives, strict=True):
+            if not archive.exists():
+                images.save(name, archive)
+    return Images(built["operator"].reference, built["engine-cpu"].reference, archives)
 
 
 def _start(kind: ClusterKind, archives: tuple[Path, ...]) -> TargetCluster:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from stack.services import Condition, conditions
 
@@ -61,6 +61,6 @@ class ConditionWatcher:
             self.seen[kind] = one
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     print(f"demo: {text}", file=sys.stderr, flush=True)
     raise SystemExit(1)
