@@ -71,8 +71,8 @@ def _images(kind: ClusterKind, operator_image: str | None, engine_image: str | N
     if kind is ClusterKind.CURRENT:
         if not (operator_image and engine_image):
             fail(
-                "the current cluster needs images that its nodes can pull; found none named. Build and push image/operator "
-                "and image/engine-cpu, then: make demo CLUSTER=current OPERATOR_IMAGE=… ENGINE_IMAGE=…"
+                "the current cluster needs images that its nodes can pull; found none named. Build and push "
+                "image/operator and image/engine-cpu, then: make demo CLUSTER=current OPERATOR_IMAGE=… ENGINE_IMAGE=…"
             )
         return Images(str(operator_image), str(engine_image), ())
     built = images.image_archives(["operator", "engine-cpu"])
