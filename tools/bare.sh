@@ -3,7 +3,7 @@
 # with empty caches, in its own mount and PID namespace.
 #
 #   tools/bare.sh [TARGET]     default: demo; the root file system goes to $SM70_CACHE/bare and is removed afterwards
-#                              unless SM70_KEEP_BARE=1
+#                              unless SM70_KEEP_BARE=1; SM70_RESUME_BARE=1 goes on in such a root
 # It shares the host's network, so it takes down its own cluster by name: `make clean-cluster` would find everybody's.
 # The machine's package-source settings (apt, certificates, name resolution, pip's and Go's variables) are bound into it;
 # they are the machine's own and no part of what is shown.
@@ -14,8 +14,12 @@ bare=${SM70_CACHE:-$HOME/.cache/sm70}/bare
 root=$bare/root
 [ "$(id -u)" = 0 ] || { echo "bare: must run as root (chroot and mounts)" >&2; exit 2; }
 free=$(df --output=avail -BG "$(dirname "$bare")" | tail -1 | tr -dc 0-9)
-[ "$free" -ge 40 ] || { echo "bare: needs 40 GB of free disk for a second set of caches; found $free GB" >&2; exit 2; }
 
+if [ "${SM70_RESUME_BARE:-0}" = 1 ] && [ -d "$root/srv/sm70" ]; then
+  echo "bare: going on in the root of the last run, with the caches that it filled"
+  git -C "$root/srv/sm70" pull --quiet "$source"
+else
+[ "$free" -ge 40 ] || { echo "bare: needs 40 GB of free disk for a second set of caches; found $free GB" >&2; exit 2; }
 rm -rf "$bare"
 mkdir -p "$bare"
 echo "bare: making a minimal Debian 12"
@@ -26,12 +30,13 @@ git clone --quiet --no-hardlinks "$source" "$root/srv/sm70"
 rm -rf "$root/etc/apt/sources.list" "$root/etc/apt/sources.list.d"
 touch "$root/etc/resolv.conf" "$root/etc/hosts" "$root/etc/apt/sources.list"
 mkdir -p "$root/etc/apt/sources.list.d"
+fi
 
 cat >"$bare/inside.sh" <<'EOF'
 set -eu
 root=$1 target=$2
 mount --make-rprivate /
-mount --bind "$root" "$root"  # a root that is no mount point is one that container tools cannot remount
+mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
@@ -43,9 +48,12 @@ for path in /etc/resolv.conf /etc/hosts /etc/apt/sources.list /etc/apt/sources.l
   mount --bind "$path" "$root$path"
 done
 settings=$(env | grep -E '^(PIP_CERT|PIP_INDEX_URL|SSL_CERT_FILE|SSL_CERT_DIR|GOPROXY|GOSUMDB|GOFLAGS|UV_[A-Z_]*|https?_proxy|HTTPS?_PROXY|no_proxy)=' || true)
-cd /
+# The namespace's own root, and not a chroot: container tools remount it, and who enters the namespace finds it.
+cd "$root"
+pivot_root . .
+umount --lazy .
 # shellcheck disable=SC2086  # one NAME=value a word
-exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+exec chroot . /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   LANG=C.UTF-8 PYTHONPATH=tests:tools $settings \
   /bin/sh -c "cd /srv/sm70 && make $target; code=\$?; .venv/bin/python -m testcluster down --name demo; exit \$code"
 EOF
