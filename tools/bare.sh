@@ -1,4 +1,4 @@
-#!/bin/sh
+!/usr/bin/env bash
 # Shows that `make demo` (or another target) needs nothing but what README.md names: it runs in a debootstrapped Debian 12
 # with empty caches, in its own mount and PID namespace.
 #
@@ -7,7 +7,7 @@
 # It shares the host's network, so it takes down its own cluster by name: `make clean-cluster` would find everybody's.
 # The machine's package-source settings (apt, certificates, name resolution, pip's and Go's variables) are bound into it;
 # they are the machine's own and no part of what is shown.
-set -eu
+set -euo pipefail
 target=${1:-demo}
 source=$(cd "$(dirname "$0")/.." && pwd)
 bare=${SM70_CACHE:-$HOME/.cache/sm70}/bare
