@@ -15,10 +15,9 @@ from typing import Any
 
 import images
 from demo.report import ConditionWatcher, Report, fail
-from sm70_qualify.client import Endpoint, EndpointError
+from sm70_qualify.client import Endpoint
 from stack import models, operator, services
 from testcluster.cluster import Cluster
-from testcluster.errors import ClusterError, CommandError
 from testcluster.options import Options
 from testcluster.target import Capability, ClusterKind, TargetCluster, target_cluster
 
@@ -162,13 +161,6 @@ def _reach(cluster: TargetCluster, service: dict[str, Any]) -> Iterator[str]:
 if __name__ == "__main__":
     try:
         main()
-    except (
-        services.NotReachedError,
-        models.ModelError,
-        images.ImageError,
-        EndpointError,
-        ClusterError,
-        CommandError,
-    ) as error:
+    except (RuntimeError, TimeoutError, images.ImageError) as error:
         print(f"demo: {error}", file=sys.stderr)
         raise SystemExit(1) from None
