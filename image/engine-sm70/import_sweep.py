@@ -48,7 +48,8 @@ def stand_in_for_extensions() -> None:
         sys.modules[f"vllm.{name}"] = types.ModuleType(f"vllm.{name}")
     attention = types.ModuleType("vllm.vllm_flash_attn")
     attention.__path__ = []
-    attention.__getattr__ = lambda name: StandIn()  # type: ignore[method-assign]
+    # As an instance answers: any name but those that Python itself asks a module for (`__file__` must be a path).
+    attention.__getattr__ = StandIn().__getattr__  # type: ignore[method-assign]
     sys.modules[attention.__name__] = attention
     sys.modules[attention.__name__ + ".flash_attn_interface"] = attention
 
