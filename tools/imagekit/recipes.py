@@ -45,11 +45,11 @@ RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe("operator", ("requirements/operator.lock",), building=1.0, kept=0.7),
-        Recipe("engine-cpu", ("requirements/cpu-lane.lock", "image/vllm-metadata"), building=20.0, kept=12.5),
+        Recipe("engine-cpu", ("requirements/cpu-lane.lock", "image/vllm-metadata"), building=24.0, kept=12.5),
         Recipe(
             "engine-sm70",
             ("requirements/sm70-lane.lock", "requirements/sm70-build.lock", "requirements/sm70-vllm.lock"),
-            building=22.0,
+            building=36.0,
             kept=0.0,
             exported=False,
             check="image/engine-sm70/import_sweep.py",
