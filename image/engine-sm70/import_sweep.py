@@ -66,6 +66,16 @@ def stand_in_for_extensions() -> None:
 
     namespace.__getattr__ = lookup
 
+    register_fake = torch.library.register_fake
+
+    def register_fake_if_there(operator: Any, *arguments: Any, **options: Any) -> Any:
+        """vLLM asks `hasattr(torch.ops._C, …)` before it describes an operator; a stand-in answers yes."""
+        if isinstance(operator, str) and operator.partition("::")[0] in ("_C", "_moe_C"):
+            return lambda function: function
+        return register_fake(operator, *arguments, **options)
+
+    torch.library.register_fake = register_fake_if_there
+
 
 def pretend_platform() -> None:
     """Makes vLLM take its CUDA path, as on a V100."""
