@@ -61,6 +61,6 @@ start=$(date +%s)
 code=0
 unshare --mount --pid --fork --kill-child sh "$bare/inside.sh" "$root" "$target" 2>&1 | tee "$bare/$target.log" || code=$?
 echo "bare: \`make $target\` took $(( $(date +%s) - start )) s; log in the cache under bare/$target.log"
-du -sh --exclude=proc --exclude=sys "$root/root/.cache" 2>/dev/null || true
+du -sh --exclude=proc --exclude=sys "$root"/root*/.cache 2>/dev/null || true
 if [ "${SM70_KEEP_BARE:-0}" != 1 ]; then cp "$bare/$target.log" "$bare/../bare-$target.log"; rm -rf "$root"; fi
 exit "$code"

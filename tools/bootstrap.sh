@@ -9,7 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${SM70_CACHE:-$HOME/.cache/sm70}
 mkdir -p "$cache"
 
-packages="python3 python3-venv git ca-certificates iproute2 iptables util-linux procps kmod runc mmdebstrap buildah skopeo g++ libnuma1 libgomp1"
+packages="python3 python3-venv python3-dev git ca-certificates iproute2 iptables util-linux procps kmod runc mmdebstrap buildah skopeo g++ libnuma1 libgomp1"
 if [ "${1:-all}" = all ]; then
   missing=""
   for package in $packages; do
