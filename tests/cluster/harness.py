@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ class Stack:
     """Operator installed, models made, an API key at hand."""
 
     cluster: Cluster
-    api_key: str
-    answers: dict[str, dict[str, Any]]
+    api_key: str = field(repr=False)  # a failing assertion shows this object
+    answers: dict[str, dict[str, Any]] = field(repr=False)
     """What the tiny model must answer, by kind of request."""
     operator_image: str
     engine_image: str

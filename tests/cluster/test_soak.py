@@ -22,14 +22,14 @@ def test_five_idle_minutes_without_a_write(stack: Stack) -> None:
     wait_ready(stack.cluster, "tiny", namespace=NAMESPACE, seconds=240)
     stack.rest("tiny", seconds=90)
     start = audit.position(stack.cluster.audit_log)
-    reconciles = stack.operator_metric("sm70_operator_reconciles_total")
+    polls = stack.operator_metric("sm70_operator_engine_polls_total")
     time.sleep(60 * MINUTES)  # the length of the idleness is what is tested
     seen = list(audit.requests(stack.cluster.audit_log, start))
     account = operator.ACCOUNT
     assert [one for one in seen if one.write and one.user == account and one.resource != "leases"] == []
     assert [one for one in seen if one.write and one.user == account and one.resource == "leases"] != []
     assert [one for one in seen if one.write and one.namespace == NAMESPACE and one.name.startswith("tiny")] == []
-    assert stack.operator_metric("sm70_operator_reconciles_total") > reconciles
+    assert stack.operator_metric("sm70_operator_engine_polls_total") > polls
     stack.cluster.kubectl("delete", "sm70", "tiny", "-n", NAMESPACE, "--wait")
     wait_gone(stack.cluster, "tiny", NAMESPACE)
     stack.install(SHORT_PERIODS)
