@@ -2,13 +2,15 @@
 # Shows that `make demo` (or another target) needs nothing but what README.md names: it runs in a debootstrapped Debian 12
 # with empty caches, in its own mount and PID namespace.
 #
-#   tools/bare.sh [TARGET]     default: demo; the root file system goes to $SM70_CACHE/bare and is removed afterwards
-#                              unless SM70_KEEP_BARE=1; SM70_RESUME_BARE=1 goes on in such a root
+#   tools/bare.sh [TARGETS]    default: demo; "demo test" runs both, one after the other. The root file system goes to
+#                              $SM70_CACHE/bare and is removed afterwards unless SM70_KEEP_BARE=1; SM70_RESUME_BARE=1
+#                              goes on in such a root
 # It shares the host's network, so it takes down its own cluster by name: `make clean-cluster` would find everybody's.
 # The machine's package-source settings (apt, certificates, name resolution, pip's and Go's variables) are bound into it;
 # they are the machine's own and no part of what is shown.
 set -euo pipefail
 target=${1:-demo}
+log=${target// /+}.log
 source=$(cd "$(dirname "$0")/.." && pwd)
 bare=${SM70_CACHE:-$HOME/.cache/sm70}/bare
 root=$bare/root
@@ -55,12 +57,15 @@ umount --lazy .
 # shellcheck disable=SC2086  # one NAME=value a word
 exec chroot . /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   LANG=C.UTF-8 PYTHONPATH=tests:tools $settings \
-  /bin/sh -c "cd /srv/sm70 && make $target; code=\$?; .venv/bin/python -m testcluster down --name demo; exit \$code"
+  /bin/sh -c "cd /srv/sm70; code=0; for step in $target; do
+    start=\$(date +%s); make \$step || code=\$?; echo \"bare: make \$step: \$((\$(date +%s) - start)) s, exit status \$code\"
+    [ \$code = 0 ] || break; done
+    .venv/bin/python -m testcluster down --name demo; exit \$code"
 EOF
 start=$(date +%s)
 code=0
-unshare --mount --pid --fork --kill-child sh "$bare/inside.sh" "$root" "$target" 2>&1 | tee "$bare/$target.log" || code=$?
-echo "bare: \`make $target\` took $(( $(date +%s) - start )) s; log in the cache under bare/$target.log"
+unshare --mount --pid --fork --kill-child sh "$bare/inside.sh" "$root" "$target" 2>&1 | tee "$bare/$log" || code=$?
+echo "bare: \`make $target\` took $(( $(date +%s) - start )) s; log in the cache under bare/$log"
 du -sh --exclude=proc --exclude=sys "$root"/root*/.cache 2>/dev/null || true
-if [ "${SM70_KEEP_BARE:-0}" != 1 ]; then cp "$bare/$target.log" "$bare/../bare-$target.log"; rm -rf "$root"; fi
+if [ "${SM70_KEEP_BARE:-0}" != 1 ]; then cp "$bare/$log" "$bare/../bare-$log"; rm -rf "$root"; fi
 exit "$code"

@@ -7,12 +7,16 @@ is it a success.
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO
 
 from sm70_engine.serve.last_words import TAIL_LINES
@@ -29,7 +33,6 @@ class Supervisor:
         self._command, self._environment, self._drain = command, environment, drain_seconds
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._asked: signal.Signals | None = None
-        self._deadline: threading.Timer | None = None
 
     @property
     def asked(self) -> signal.Signals | None:
@@ -45,60 +48,86 @@ class Supervisor:
         """Runs until the server has ended; returns its exit status, negative for a signal.
 
         `on_signal` is called when the end is asked for, before the server is told: if what follows is cut short, what
-        it did stands.
+        it did stands. Call it from the main thread: signals are received here until the end.
         """
-        process: subprocess.Popen[str] | None = None
-
-        def forward(number: int, _frame: object) -> None:
-            if self._asked is None:
-                self._asked = signal.Signals(number)
-                on_signal()
-            if process is not None:
-                self._pass_signal(process, number)
-
-        for number in FORWARDED:
-            signal.signal(number, forward)
-        # A session of its own: a terminal's Ctrl-C reaches the server once, by us, and what is left can be killed.
-        process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        reader = threading.Thread(target=self._pass_on, args=(process.stdout,), daemon=True)
-        reader.start()
-        if self._asked is not None:  # while the process was being made
-            self._pass_signal(process, self._asked)
-        try:
+        with received_signals() as signals:
+            # A session of its own: a terminal's Ctrl-C reaches the server once, by us, and what is left can be killed.
+            process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                bufsize=1,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            reader = threading.Thread(target=self._pass_on, args=(process.stdout,), daemon=True)
+            reader.start()
+            try:
+                self._forward_until_end(process, signals, on_signal)
+            finally:
+                kill_group(process.pid)  # an engine process that outlived its server holds memory and devices
             status = process.wait()
-        finally:
-            kill_group(process.pid)  # an engine process that outlived its server holds memory and devices
-            if self._deadline is not None:
-                self._deadline.cancel()
-            for number in FORWARDED:
-                signal.signal(number, signal.SIG_IGN)  # the end is here; its message must still be written
         reader.join(timeout=5)
         return status
 
-    def _pass_signal(self, process: subprocess.Popen[str], number: int) -> None:
-        if self._deadline is None:
-            self._deadline = threading.Timer(self._drain + KILL_MARGIN_SECONDS, kill_group, (process.pid,))
-            self._deadline.daemon = True
-            self._deadline.start()
-        if process.poll() is None:
-            process.send_signal(number)
+    def _forward_until_end(
+        self, process: subprocess.Popen[str], signals: socket.socket, on_signal: Callable[[], None]
+    ) -> None:
+        deadline: float | None = None
+        end = os.pidfd_open(process.pid)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(end, selectors.EVENT_READ)
+                selector.register(signals, selectors.EVENT_READ)
+                while True:
+                    remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    ready = {key.fileobj for key, _ in selector.select(remaining)}
+                    if signals in ready:
+                        for number in signals.recv(64):
+                            if self._asked is None:
+                                self._asked = signal.Signals(number)
+                                on_signal()
+                                deadline = time.monotonic() + self._drain + KILL_MARGIN_SECONDS
+                            process.send_signal(number)
+                    if end in ready:
+                        return
+                    if not ready:  # the deadline
+                        kill_group(process.pid)
+                        deadline = None
+        finally:
+            os.close(end)
 
     def _pass_on(self, stream: IO[str]) -> None:
         for line in stream:
             self._tail.append(line.rstrip("\n"))
             sys.stdout.write(line)
             sys.stdout.flush()
+
+
+@contextmanager
+def received_signals() -> Iterator[socket.socket]:
+    """Within it, each signal that asks for the end is one byte to be read, its number; after it, they are ignored.
+
+    The interpreter writes the byte, and no handler of ours does any work: two signals that arrive together would
+    interrupt each other's handler, and whatever lock the first one holds.
+    """
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        reading.setblocking(False)
+        writing.setblocking(False)
+        previous = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        for number in FORWARDED:
+            signal.signal(number, lambda _number, _frame: None)
+        try:
+            yield reading
+        finally:
+            for number in FORWARDED:
+                signal.signal(number, signal.SIG_IGN)  # the end is here; its message must still be written
+            signal.set_wakeup_fd(previous)
 
 
 def kill_group(group: int) -> None:
