@@ -1,4 +1,4 @@
-!/usr/bin/env bash
+#!/usr/bin/env bash
 # Shows that `make demo` (or another target) needs nothing but what README.md names: it runs in a debootstrapped Debian 12
 # with empty caches, in its own mount and PID namespace.
 #
