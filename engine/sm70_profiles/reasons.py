@@ -188,15 +188,21 @@ class TerminationReason(Vocabulary):
     """Why the server ended, as `sm70-serve` classifies it."""
 
     SHUTDOWN = "Shutdown", "It was asked to stop and did."
+    PASSED = "Passed", "A preflight found nothing that would keep the server from starting."
     REFUSED = "Refused", "The request does not resolve; the message lists the refusals."
     PATH_NOT_FOUND = "PathNotFound", "The model or draft folder does not exist."
     PATH_UNREADABLE = "PathUnreadable", "The server's user may not read the model or draft."
     DRAFT_INCOMPATIBLE = "DraftIncompatible", "The draft does not fit the target."
+    ACCELERATION_REFUSED = (
+        "AccelerationRefused",
+        "A strict start was asked for and an expected path is not enabled.",
+    )
     CHECKSUM_MISMATCH = "ChecksumMismatch", "A file has another SHA-256 than the one demanded."
     MODEL_INVALID = "ModelInvalid", "The checkpoint is incomplete or of no known format."
     ENGINE_UNSUPPORTED = "EngineUnsupported", "vLLM or torch has another version than the engine was made for."
     OUT_OF_MEMORY = "OutOfMemory", "GPU or container memory ran out."
     SHARED_MEMORY = "SharedMemoryTooSmall", "The shared memory is too small for the workers."
+    DISK_FULL = "DiskFull", "A disk has less room than what has to be written to it."
     ENGINE_DIED = "EngineDied", "The engine's process ended by itself."
     UNKNOWN = "Unknown", "None of the known causes; the message holds the last error."
 

@@ -101,13 +101,79 @@ class Summary(ReportPart):
         return f"{self.enabled}/{self.total}"
 
 
+class CacheState(StrEnum):
+    """What the compile cache did for this start."""
+
+    OFF = "Off"
+    """Compiled code is not kept: it was switched off, nothing is compiled, or the cache is not ours to keep."""
+    WARMING = "Warming"
+    """The start is not over, or what it added is not published yet."""
+    COLD = "Cold"
+    """No usable entry was there; what this start compiled is published for the next one."""
+    WARM = "Warm"
+    """An entry was there and this start added nothing to it."""
+    UNWRITABLE = "Unwritable"
+    """What this start compiled cannot be published, so the next one will be no faster."""
+
+
 class CompileCacheReport(ReportPart):
+    """Hits are measured, never assumed: a start that found everything has added no file."""
+
     enabled: bool
+    state: CacheState | None = None
     key: Word | None = None
     directory: Text | None = None
     files_before: int | None = None
     files_added: int | None = None
+    """Files added since the start began, up to now."""
+    files_added_at_last_start: int | None = None
+    """Files that this start added until the server answered; None before that."""
     message: Text = ""
+    """Why it is not warm, and what was wrong with the volume."""
+
+
+class CapacityReport(ReportPart):
+    """What the KV cache holds, in tokens: of one replica, as the worker of rank 0 has allocated it."""
+
+    kv_tokens: int = Field(ge=0)
+    block_size: int = Field(ge=1)
+    """Tokens of a KV page, the real one."""
+    max_model_len: int = Field(ge=1)
+    residents_at_max_len: int = Field(ge=0)
+    """Requests of `maxModelLen` tokens that fit at once."""
+
+
+class StartupPhase(StrEnum):
+    """Where a start is, in the order in which phases follow each other."""
+
+    STARTING = "Starting"
+    """Programs are being loaded and the configuration is being completed."""
+    LOADING_WEIGHTS = "LoadingWeights"
+    COMPILING = "Compiling"
+    CAPTURING_GRAPHS = "CapturingGraphs"
+    WARMING = "Warming"
+    """The engine is complete and the server is not listening yet."""
+    SERVING = "Serving"
+
+
+class StartupReport(ReportPart):
+    """The phase of now, and how long the ones before it took."""
+
+    phase: StartupPhase
+    since: Word
+    """When the phase began, in UTC."""
+    seconds: dict[StartupPhase, float] = Field(default_factory=dict)
+    """Duration of each phase that is over."""
+
+
+class CheckpointReport(ReportPart):
+    """What became of the checks against pinned checksums."""
+
+    what: Word
+    """`model` or `draft`."""
+    verdict: Word
+    """`passed`, `unverified` (nothing to compare with) or `skipped` (by the user); a failed one never serves."""
+    files: dict[Word, Word] = Field(default_factory=dict, max_length=64)
 
 
 class SettledValue(ReportPart):
@@ -137,6 +203,9 @@ class AccelerationReport(ReportPart):
     worker_facts: dict[Word, Word | int | None] = Field(default_factory=dict, max_length=64)
     """Facts that only a worker knows (the real block sizes), by RPC; the view is the worker's of rank 0."""
     settled: tuple[SettledValue, ...] = Field(default=(), max_length=64)
+    capacity: CapacityReport | None = None
+    startup: StartupReport | None = None
+    checkpoints: tuple[CheckpointReport, ...] = Field(default=(), max_length=2)
     observed_at: Word
 
 

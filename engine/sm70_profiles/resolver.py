@@ -36,7 +36,7 @@ from sm70_profiles.reasons import Notice, Refusal
 from sm70_profiles.report import PathReport, SettledValue
 from sm70_profiles.rules import Capabilities, judge_paths
 from sm70_profiles.settings import StateDtype, merge, mergeable
-from sm70_profiles.spec import Acceleration, GpuRequest, Interconnect, Overrides
+from sm70_profiles.spec import SHA256, Acceleration, GpuRequest, Interconnect, Overrides
 
 __all__ = [
     "FLAGS",
@@ -107,6 +107,9 @@ class ServeRequest(Document):
     profile: Profile
     model_path: AbsolutePath
     draft_path: AbsolutePath | None = None
+    draft_sha256: dict[Annotated[str, StringConstraints(max_length=128)], SHA256] | None = Field(
+        default=None, max_length=64, description="Expected SHA-256 of the draft's files, beyond the profile's."
+    )
     served_name: Token
     overrides: Overrides = Overrides()
     extra_args: tuple[Argument, ...] = Field(default=(), max_length=64)

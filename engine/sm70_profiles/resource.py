@@ -103,6 +103,7 @@ def serve_request(name: str, spec: ServiceSpec, profile: Profile) -> ServeReques
         profile=profile,
         model_path=TARGET_MOUNT,
         draft_path=None if spec.draft is None else DRAFT_MOUNT,
+        draft_sha256=(spec.draft.sha256 or None) if spec.draft else None,
         served_name=spec.model.served_name or name,
         overrides=spec.overrides,
         extra_args=spec.extra_args,

@@ -83,6 +83,7 @@ def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Setting
             profile=profile,
             model_path=checkpoint_path(spec.model, names.MODEL_MOUNT),
             draft_path=None if spec.draft is None else checkpoint_path(spec.draft, names.DRAFT_MOUNT),
+            draft_sha256=(spec.draft.sha256 or None) if spec.draft else None,
             served_name=spec.model.served_name or resource.key.name,
             overrides=spec.overrides,
             extra_args=spec.extra_args,
