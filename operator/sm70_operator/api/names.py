@@ -23,7 +23,25 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+FOR_REVISION_LABEL = f"{GROUP}/for-revision"
+"""On Jobs and their pods: the revision they judge. `REVISION_LABEL` there would make them endpoints of a Service."""
 RESERVED_LABEL_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/")
+
+ENGINE_COMPONENT = "engine"
+PREFLIGHT_COMPONENT = "preflight"
+QUALIFICATION_COMPONENT = "qualification"
+"""Values of `COMPONENT_LABEL`, by which pods of engines and of Jobs are told apart."""
+
+PROMOTED_ANNOTATION = f"{GROUP}/promoted-at"
+"""On the public Service: since when its selector has this value."""
+SOURCE_ANNOTATION = f"{GROUP}/source"
+"""On a ControllerRevision: the hash of the part of the spec that it was resolved from."""
+GOOD_ANNOTATION = f"{GROUP}/good-since"
+REJECTED_ANNOTATION = f"{GROUP}/rejected"
+"""On a ControllerRevision: since when it is proven, or JSON that says why it is not tried again."""
+
+NO_REVISION = "none"
+"""The revision that a public Service selects while nothing is promoted; no hash can be spelt like this."""
 
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
@@ -57,6 +75,16 @@ HEALTH_PATH = "/health"
 def deployment_name(service: str, revision: str) -> str:
     """The Deployment of one revision."""
     return f"{service}-{revision}"
+
+
+def controller_revision_name(service: str, revision: str) -> str:
+    """The ControllerRevision that holds one revision."""
+    return f"{service}-{revision}"
+
+
+def candidate_name(service: str) -> str:
+    """The Service that reaches the revision under judgement and nothing else."""
+    return f"{service}-candidate"
 
 
 def compile_cache_name(service: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from sm70_operator.api import names
 from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts, Raw
+from sm70_operator.observe.proof import EvidenceFacts, JobFacts
+from sm70_operator.observe.revisions import RevisionFacts
 from sm70_profiles.report import AccelerationReport
 
 
@@ -75,16 +77,31 @@ class NodeWords:
 
 @dataclass(frozen=True)
 class Snapshot:
+    """Whoever plays the world in a test makes these; `answers` only of pods whose container has started.
+
+    A revision's life in it: its ControllerRevision (`revisions`), its Deployment, its pods, their answers, the Jobs and
+    evidence that judge it, and the public Service that selects it.
+    """
+
     resource: Resource
     deployments: tuple[ObjectFacts, ...] = ()
     pods: tuple[PodFacts, ...] = ()
-    """Of every revision, also those that are ending."""
+    """The engines' pods of every revision, also those that are ending; no pods of Jobs."""
     service: ObjectFacts | None = None
+    """The public Service."""
+    candidate: ObjectFacts | None = None
+    """The Service of the revision under judgement."""
+    revisions: tuple[RevisionFacts, ...] = ()
+    jobs: tuple[JobFacts, ...] = ()
+    job_pods: tuple[PodFacts, ...] = ()
+    evidence: tuple[EvidenceFacts, ...] = ()
     claim: ObjectFacts | None = None
     """The compile cache's claim, when the operator made it."""
     profile: ProfileDocument | None = None
     nodes: tuple[NodeFacts, ...] | None = None
-    """None: the operator may not see nodes."""
+    """None: the operator may not see nodes, or they were not asked for (`Plan.needs_nodes`)."""
+    nodes_hidden: bool = False
+    """The operator may not see nodes at all."""
     holders: tuple[PodFacts, ...] = ()
     """Pods of all services that hold GPUs."""
     answers: Mapping[str, EngineAnswer] = field(default_factory=dict)
@@ -112,6 +129,7 @@ def revision_of(child: ObjectFacts) -> str:
 
 
 def selected_revision(service: ObjectFacts) -> str:
-    """The revision that a Service sends its traffic to."""
+    """The revision that a Service sends its traffic to; empty for none."""
     selector: Mapping[str, Any] = service.manifest.get("spec", {}).get("selector") or {}
-    return str(selector.get(names.REVISION_LABEL, ""))
+    revision = str(selector.get(names.REVISION_LABEL, ""))
+    return "" if revision == names.NO_REVISION else revision

@@ -1,7 +1,20 @@
-"""The plan as a value: actions with their reasons, the status, events, and when to look again."""
+"""The plan as a value: actions with their reasons, the status, events, and when to look again.
+
+`plan(snapshot, now, settings) -> Plan` is pure, and whoever carries a plan out (`act.apply.Executor`, or a model of the
+world in a test) keeps to this:
+
+- Actions are done in order. One that cannot be done now (another one is newer, something still ends) ends the round;
+  nothing after it is done, and the next snapshot decides anew.
+- `Apply` and `Scale` with `runs` start or keep pods of that revision. They are done only after a *fresh* look shows
+  that no other revision, save those in `beside`, asks for pods or has any: with one set of GPUs, two never run.
+- `Scale`, `Delete` and `Record` carry the uid and resourceVersion of what was seen and fail if it has changed.
+- `Apply` with `promotes` moves the public Service's selector: the one decision about traffic, and its record.
+- A plan may be given up between any two actions; the next one, from what then is, leads to the same world.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -20,7 +33,11 @@ class Apply:
     """The object was seen and is ours. Otherwise whoever acts must look first that nobody else has the name."""
     runs: str = ""
     """The revision that runs by this: whoever acts must make sure that no other one does, by a fresh look."""
+    beside: frozenset[str] = frozenset()
+    """Revisions that may run at the same time: a second set of GPUs is free."""
     starts: bool = False
+    promotes: str = ""
+    """The revision that gets the public traffic by this; set when that is another one than before."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +50,33 @@ class Scale:
     replicas: int
     because: str
     runs: str = ""
+    beside: frozenset[str] = frozenset()
     starts: bool = False
 
 
 @dataclass(frozen=True)
 class Delete:
-    """Deletes a Deployment, provided that it is still as it was seen."""
+    """Deletes an object, provided that it is still as it was seen."""
 
     name: str
     uid: str
     version: str
     because: str
+    kind: str = "Deployment"
 
 
-Action: TypeAlias = Apply | Scale | Delete
+@dataclass(frozen=True)
+class Record:
+    """Writes annotations on a ControllerRevision: a decision that must outlive this process. None removes one."""
+
+    name: str
+    uid: str
+    version: str
+    annotations: Mapping[str, str | None]
+    because: str
+
+
+Action: TypeAlias = Apply | Scale | Delete | Record
 
 
 class EventType(StrEnum):
@@ -72,3 +102,5 @@ class Plan:
     status: Status | None = None
     events: tuple[Event, ...] = ()
     wake_after_seconds: float | None = None
+    needs_nodes: bool = False
+    """The snapshot came without nodes and holders, and they decide: look again with them before doing anything."""
