@@ -28,7 +28,7 @@ def packed_words(n: int, k: int) -> int:
 
 
 @functools.cache
-def _pair_bits() -> NDArray[np.uint32]:
+def pair_bits() -> NDArray[np.uint32]:
     """[4][256]: the bits of a word for pair f of its codes, given as the checkpoint's byte (even k low, odd k high)."""
     byte = np.arange(256, dtype=np.uint32)
     table = np.zeros((4, 256), np.uint32)
@@ -38,7 +38,8 @@ def _pair_bits() -> NDArray[np.uint32]:
     return table
 
 
-def _columns() -> NDArray[np.intp]:
+def columns() -> NDArray[np.intp]:
+    """Which of a tile's 32 columns each lane holds."""
     lane = np.arange(32)
     return np.asarray((lane >> 2 & 3) * 8 + (lane & 3) + (lane >> 4) * 4)
 
@@ -57,9 +58,9 @@ def repack(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.ui
         raise KernelError("weight scales must be finite and not negative: the checkpoint holds others")
     padded = -(-n // 32) * 32
     codes, scales = (np.pad(x, ((0, padded - n), (0, 0))) for x in (codes, scales))
-    tiles, units, column = padded // 32, k // 64, _columns()
+    tiles, units, column = padded // 32, k // 64, columns()
     pairs = codes.reshape(tiles, 32, units, 2, 4, 4)[:, column]  # [tile, lane, unit, half, word, pair]
-    table, words = _pair_bits(), np.zeros(pairs.shape[:-1], np.uint32)
+    table, words = pair_bits(), np.zeros(pairs.shape[:-1], np.uint32)
     for pair in range(4):
         words |= table[pair][pairs[..., pair]]
     packed = np.empty((tiles, units, UNIT_WORDS), np.uint32)

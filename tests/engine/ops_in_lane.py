@@ -1,0 +1,140 @@
+"""Runs with the lane's python: the kernels' torch operators on a CPU. Prints what it found as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sm70_engine.kernels import checks, repack, torch_ops, torch_reference, torch_weights
+from sm70_engine.kernels.checks import AttentionCase
+from sm70_engine.kernels.errors import KernelError
+from sm70_engine.kernels.plans import CacheLayout, KvFormat
+from sm70_engine.ops import kv_codec
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The text of the `KernelError` that a call must end with."""
+    try:
+        call()
+    except KernelError as error:
+        return str(error)
+    return ""
+
+
+def cache_view(layout: CacheLayout, memory: np.ndarray[Any, Any]) -> torch.Tensor:
+    """[blocks, 2, page, heads, D] over the bytes of a cache."""
+    size = layout.format.bytes
+    raw = torch.from_numpy(memory).view(torch.float16) if size == 2 else torch.from_numpy(memory)
+    shape = (memory.size // layout.block_stride, 2, layout.page, layout.heads, layout.dim)
+    steps = (layout.block_stride, layout.value_offset, layout.token_stride, layout.head_stride)
+    return raw.as_strided(shape, (*(x // size for x in steps), 1))
+
+
+def attention() -> dict[str, float]:
+    """Decode, verifier and draft against the FP64 reference of the kernels' own checks: error over tolerance."""
+    found = {}
+    cases = [
+        *(AttentionCase(f, 128, 6, (33, 0, 1, 160), 48, 5, heads=2, packed=True) for f in KvFormat),
+        AttentionCase(KvFormat.E4M3, 64, 8, (100, 17, 0, 260), 112, 4, window=40),
+        *(AttentionCase(f, 256, 6, (77, 0, 31), 16, 3, queries=8) for f in KvFormat),
+        AttentionCase(KvFormat.E5M2, 128, 4, (300, 64), 112, 5, heads=2, window=40, causal=False, queries=8),
+    ]
+    for case in cases:
+        data = checks.attention_data(case)
+        kv_cache = cache_view(data.layout, data.cache)
+        width = case.heads * case.group * case.dim
+        query = torch.from_numpy(data.q)[:, :width].unflatten(1, (-1, case.dim))
+        table, lengths = torch.from_numpy(data.table), torch.from_numpy(data.lengths)
+        out = torch.full_like(query, torch.nan)
+        size = torch_ops.attention_workspace_bytes(case.format, case.heads, case.group, case.dim, 8, case.tokens)
+        common = (out, torch.zeros(size, dtype=torch.uint8), query, kv_cache, table, lengths, str(case.format))
+        scales = (case.dim**-0.5, 1.0, 1.0, case.window)
+        if case.queries:
+            torch.ops.sm70.verify_attention(*common, case.queries, case.causal, *scales)
+            torch.library.opcheck(torch.ops.sm70.verify_attention, (*common, case.queries, case.causal, *scales))
+        else:
+            torch.ops.sm70.decode_attention(*common, *scales)
+            torch.library.opcheck(torch.ops.sm70.decode_attention, (*common, *scales))
+        want, tolerance = checks.attention_reference(case, data)
+        shape = (len(case.lengths), case.tokens, case.heads, case.group, case.dim)
+        found[case.name] = checks.judge(case.name, out.numpy().reshape(shape), want, tolerance).ratio
+    return found
+
+
+def cache_write() -> dict[str, bool]:
+    """Every byte that is written, and that nothing else is."""
+    found = {}
+    rng = np.random.default_rng(1)
+    for kv_format, make, scale in (
+        (KvFormat.E4M3, CacheLayout.split, 0.37),
+        (KvFormat.E5M2, CacheLayout.packed, 2.5),
+        (KvFormat.F16, CacheLayout.packed, 1.0),
+    ):
+        layout = make(kv_format, 48, 2, 64)
+        memory = rng.integers(0, 256, 3 * layout.block_stride, dtype=np.uint8)
+        rows = torch.from_numpy(rng.standard_normal((2, 5, 2, 64)).astype(np.float16) * np.float16(200))
+        rows[0, 0, 0, :4] = torch.tensor([torch.inf, -torch.inf, 65504, torch.nan])
+        slots = torch.tensor([143, -1, 0, 50])  # the fifth row is padding
+        before = cache_view(layout, memory).clone()
+        arguments = (cache_view(layout, memory), rows[0], rows[1], slots, str(kv_format), scale, scale)
+        torch.ops.sm70.kv_cache_write(*arguments)
+        after = cache_view(layout, memory)
+        want = before.clone()
+        for token, slot in enumerate(slots.tolist()):
+            for part in (0, 1) if slot >= 0 else ():
+                values = rows[part, token].numpy().astype(np.float32) * np.float32(1 / scale)
+                stored = rows[part, token] if kv_format is KvFormat.F16 else kv_codec.encode(values, kv_format)
+                want[slot // 48, part, slot % 48] = torch.as_tensor(stored)
+        found[str(kv_format)] = bool((after.view(torch.uint8) == want.view(torch.uint8)).all())
+        torch.library.opcheck(torch.ops.sm70.kv_cache_write, arguments)
+    return found
+
+
+def linears() -> dict[str, Any]:
+    """Packed weights are the checkpoint's, and products are right for both layouts and gated."""
+    rng = np.random.default_rng(2)
+    codes, raw = (rng.integers(0, top, shape, dtype=np.uint8) for top, shape in ((256, (80, 96)), (0x7F, (80, 12))))
+    exact = repack.dequantize(codes, raw)
+    torch_codes, scales = torch.from_numpy(codes), torch.from_numpy(raw).view(torch.float8_e4m3fn)
+    packed = torch_weights.pack(torch_codes, scales, torch.tensor(0.5))
+    divided = torch_weights.pack(torch_codes, scales, torch.tensor([2.0]), "compressed-tensors")
+    gated = torch_weights.pack(torch_codes, scales, torch.tensor([2.0**-9, 0.25]), gated=True)
+    x = torch.from_numpy(rng.standard_normal((2, 3, 192)).astype(np.float16) * np.float16(0.25))
+    none = torch.empty(0, dtype=torch.uint8)
+    product = x.double().numpy() @ exact.T
+    got = torch.ops.sm70.nvfp4_packed_linear(x, packed.words, none, 80, packed.scale)
+    gate, up = np.split(product * np.repeat([2.0**-9, 0.25], 40), 2, axis=-1)
+    both = torch.ops.sm70.nvfp4_packed_swiglu(x, gated.words, none, 40, gated.scale, gated.up_scale)
+    wanted = gate / (1 + np.exp(-gate)) * up
+    plain = (x, packed.words, none, 80, packed.scale)
+    torch.library.opcheck(torch.ops.sm70.nvfp4_packed_linear, plain)
+    torch.library.opcheck(torch.ops.sm70.nvfp4_packed_swiglu, (x, gated.words, none, 40, gated.scale, gated.up_scale))
+    twice = torch.compile(
+        lambda y: torch.ops.sm70.nvfp4_packed_linear(y, *plain[1:]) * 2, backend="aot_eager", fullgraph=True
+    )
+    pack = torch_weights.pack
+    return {
+        "same_words": bool((packed.words.numpy().view(np.uint32) == repack.repack(codes, raw)).all()),
+        "same_gated": bool((gated.words.numpy().view(np.uint32) == repack.repack_gated(codes, raw)).all()),
+        "unpacked": bool((torch_reference.unpack_nvfp4(packed.words, 80, 192).double().numpy() == exact).all()),
+        "divisor": divided.scale == packed.scale == 0.5 and bool((divided.words == packed.words).all()),
+        "linear": float(np.abs(got.double().numpy() - product * 0.5).max() / np.abs(product * 0.5).max()),
+        "swiglu": float(np.abs(both.double().numpy() - wanted).max() / np.abs(wanted).max()),
+        "compiled": bool((twice(x) == got * 2).all()),
+        "refusals": [
+            refusal(lambda: pack(torch_codes, scales, torch.tensor([0.5, 0.25]))),
+            refusal(lambda: pack(torch_codes[:, :48], scales, torch.tensor(0.5))),
+            refusal(lambda: pack(torch_codes, torch.full((80, 12), 0x80, dtype=torch.uint8), torch.tensor(0.5))),
+            refusal(lambda: pack(torch_codes, scales, torch.tensor(0.0))),
+            refusal(lambda: torch.ops.sm70.nvfp4_packed_linear(x.float(), *plain[1:])),
+            refusal(lambda: torch.ops.sm70.nvfp4_packed_linear(x, packed.words[:-1], none, 80, 0.5)),
+        ],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"attention": attention(), "cache_write": cache_write(), "linears": linears()}))
