@@ -1,0 +1,116 @@
+"""The image of the simulated engine: the operator's packages with this folder and what it needs of the product on top.
+
+No container engine is asked: one small layer is written, and the image shares all others with the operator's image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolbox import ROOT
+
+REPOSITORY = "sm70.test/simulated-engine"
+PLACE = "opt/simulated"
+SOURCES = {
+    "tests/simulated_engine": "simulated_engine",
+    "engine/sm70_profiles": "sm70_profiles",
+    "engine/sm70_engine": "sm70_engine",
+}
+"""Folders of the repository and the packages that they become."""
+PROGRAM = f"""#!/opt/sm70/bin/python
+import sys
+sys.path.insert(0, "/{PLACE}")
+from simulated_engine.__main__ import main
+main()
+"""
+
+
+def write(lower: Path, folder: Path, root: Path = ROOT) -> tuple[str, Path]:
+    """Writes the image above `lower` (the complete archive of the operator's packages) into a folder.
+
+    Returns its reference, which its content decides, and its archive, which is to be loaded after `lower`.
+    """
+    files = {f"{PLACE}/{path}": data for path, data in _python_files(root)}
+    files["opt/simulated/bin/sm70-serve"] = PROGRAM.encode()
+    return layered(lower, folder, REPOSITORY, files, {"Entrypoint": ["/opt/simulated/bin/sm70-serve"]})
+
+
+def layered(
+    lower: Path, folder: Path, repository: str, files: Mapping[str, bytes], config: Mapping[str, Any]
+) -> tuple[str, Path]:
+    """An image of the archive `lower` with these files on top and these members of its configuration changed."""
+    with tarfile.open(lower) as tar:
+        index = json.loads(_member(tar, "index.json"))
+        manifest = json.loads(_member(tar, _path(index["manifests"][0]["digest"])))
+        image = json.loads(_member(tar, _path(manifest["config"]["digest"])))
+    layer = _layer(files)
+    image["rootfs"]["diff_ids"] = [*image["rootfs"]["diff_ids"], _digest(layer)]
+    image["config"] = {**image["config"], **config}
+    image.pop("history", None)
+    image_blob = json.dumps(image, sort_keys=True).encode()
+    kind = manifest["layers"][0]["mediaType"]
+    manifest["layers"] = [*manifest["layers"], {"mediaType": kind, "digest": _digest(layer), "size": len(layer)}]
+    manifest["config"] = {**manifest["config"], "digest": _digest(image_blob), "size": len(image_blob)}
+    manifest_blob = json.dumps(manifest, sort_keys=True).encode()
+    reference = f"{repository}:{_digest(manifest_blob)[7:23]}"
+    names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference}
+    entry = {
+        "mediaType": index["manifests"][0]["mediaType"],
+        "digest": _digest(manifest_blob),
+        "size": len(manifest_blob),
+        "annotations": names,
+    }
+    target = folder / f"{reference.replace('/', '-').replace(':', '-')}.tar"
+    blobs = {_path(_digest(data)): data for data in (layer, image_blob, manifest_blob)}
+    target.write_bytes(
+        _tar(
+            {
+                "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+                "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
+                **blobs,
+            }
+        )
+    )
+    return reference, target
+
+
+def _python_files(root: Path) -> Iterable[tuple[str, bytes]]:
+    for source, package in SOURCES.items():
+        for path in sorted((root / source).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".json") and "__pycache__" not in path.parts and path.is_file():
+                yield f"{package}/{path.relative_to(root / source)}", path.read_bytes()
+
+
+def _layer(files: Mapping[str, bytes]) -> bytes:
+    return _tar(files, executable="/bin/")
+
+
+def _tar(files: Mapping[str, bytes], executable: str = "\0") -> bytes:
+    """An archive whose bytes follow from its content alone; folders are implied by their files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o755 if executable in f"/{name}" else 0o644
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    assert file is not None
+    return file.read()
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _path(digest: str) -> str:
+    return "blobs/" + digest.replace(":", "/")
