@@ -86,8 +86,8 @@ class CompileCacheIdentity(Document):
     cuda: Known | None = None
     driver_branch: Known | None = None
     gpu_product: Known | None = None
-    tensor_parallel_size: int = Field(ge=1)
-    pipeline_parallel_size: int = Field(ge=1)
+    tensor_parallel_size: int = Field(ge=1, le=64)
+    pipeline_parallel_size: int = Field(ge=1, le=64)
     model_shape: Known | None = None
     configuration: Known
 
@@ -110,8 +110,8 @@ class QualificationIdentity(Document):
     draft: Known | None = None
     profile_hash: Known
     resolution_hash: Known
-    tensor_parallel_size: int = Field(ge=1)
-    pipeline_parallel_size: int = Field(ge=1)
+    tensor_parallel_size: int = Field(ge=1, le=64)
+    pipeline_parallel_size: int = Field(ge=1, le=64)
     gpu_product: Known
     driver_branch: Known
 

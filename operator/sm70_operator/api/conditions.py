@@ -85,6 +85,13 @@ class Reason(StrEnum):
     SERVING_EARLIER_SPEC = "ServingEarlierSpec"
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_READY = "NotReady"
+    PASSED = "Passed"
+    EVIDENCE_MISSING = "EvidenceMissing"
+    RUNNING = "Running"
+    GATE_FAILED = "GateFailed"
+    INCONCLUSIVE = "Inconclusive"
+    RUN_ERROR = "RunError"
+    STALE = "Stale"
 
 
 TRUE_MEANS: dict[ConditionType, str] = {
@@ -118,6 +125,7 @@ _ACCEPTED, _GPUS, _MODEL, _CACHE, _ENGINE = (
     (ConditionType.CACHE_WARM,),
     (ConditionType.ENGINE_STARTED,),
 )
+_QUALIFIED = (ConditionType.QUALIFIED,)
 _ACCELERATION, _ROUTES, _PROGRESS, _READY = (
     (ConditionType.ACCELERATION_COMPLETE,),
     (ConditionType.ROUTES_HEALTHY,),
@@ -283,6 +291,33 @@ MEANINGS: dict[Reason, Meaning] = {
     Reason.SCALED_TO_ZERO: Meaning(_READY, "`replicas` is 0.", "Raise `replicas`."),
     Reason.NOT_READY: Meaning(
         _READY, "A pod does not pass its readiness probe.", "Read the pod's events, or wait for a long prefill to end."
+    ),
+    Reason.PASSED: Meaning(_QUALIFIED, "An `Sm70Qualification` for exactly this configuration passed."),
+    Reason.EVIDENCE_MISSING: Meaning(
+        _QUALIFIED, "The suite was not run for this revision yet; it is, as soon as the revision serves."
+    ),
+    Reason.RUNNING: Meaning(_QUALIFIED, "The judge's Job runs; the message names the `Sm70Qualification`."),
+    Reason.GATE_FAILED: Meaning(
+        _QUALIFIED,
+        "A gate of the suite was measured and is not good enough. The same configuration is not judged again while its"
+        " `Sm70Qualification` exists.",
+        "Change what the gate measures, or delete the `Sm70Qualification` to have it judged again.",
+    ),
+    Reason.INCONCLUSIVE: Meaning(
+        _QUALIFIED,
+        "The samples did not decide the gates, nor in the `qualification.repeats` further runs.",
+        "Delete the `Sm70Qualification` objects that the message names to judge again when the machine is quieter, or"
+        " set `qualification.onInconclusive: Promote`.",
+    ),
+    Reason.RUN_ERROR: Meaning(
+        _QUALIFIED,
+        "The judge could not measure: its Job did not end with a report, or the candidate could not be asked.",
+        "Read the Job's pod that has the name of the `Sm70Qualification`; delete the object to have it run again.",
+    ),
+    Reason.STALE: Meaning(
+        _QUALIFIED,
+        "The evidence was taken on another GPU product or driver branch than the server now runs on.",
+        "The suite is run again by itself; until then the revision keeps what traffic it has.",
     ),
 }
 

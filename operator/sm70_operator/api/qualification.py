@@ -27,37 +27,6 @@ KEY_LENGTH = 10
 """Digits of the key's hash in an object's name."""
 
 
-class When(StrEnum):
-    """When a revision is judged, as seen from the moment it gets the public traffic."""
-
-    BEFORE = "Before"
-    DURING = "During"
-    NEVER = "Never"
-
-
-class OnInconclusive(StrEnum):
-    HOLD = "Hold"
-    PROMOTE = "Promote"
-
-
-class QualificationPolicy(Document):
-    """What a revision must prove before it gets the public traffic. Omitted: nothing but its acceleration."""
-
-    suite: ProfileName = Field(default="smoke", description="A built-in suite of `sm70-qualify`.")
-    when: When = Field(
-        default=When.DURING,
-        description="During: the started candidate is judged while it has no public traffic. Before: also nothing that"
-        " serves is stopped for a candidate without evidence. Never: no evidence is asked for.",
-    )
-    on_inconclusive: OnInconclusive = Field(
-        default=OnInconclusive.HOLD,
-        description="After `attempts` runs that decided nothing. Hold: the candidate gets no traffic; in place the"
-        " last good revision returns. Promote: it gets the traffic all the same.",
-    )
-    attempts: int = Field(default=3, ge=1, le=10, description="Runs before an undecided or broken judgement counts.")
-    timeout_seconds: int = Field(default=3600, ge=60, le=86_400, description="Of one run.")
-
-
 class ServiceReference(Document):
     """The Sm70InferenceService of the same namespace whose candidate is judged."""
 
@@ -213,22 +182,3 @@ def parse_evidence(raw: Mapping[str, Any]) -> Evidence | None:
 def qualification_name(service: str, key: QualificationIdentity, suite: str, attempt: int) -> str:
     """The name of the evidence and of the Job that makes it: the same run has the same name, also after a crash."""
     return f"{service}-q{short({'key': key, 'suite': suite}, KEY_LENGTH)}-{attempt}"
-
-
-__all__ = [
-    "Evidence",
-    "EvidenceCondition",
-    "EvidenceConditionType",
-    "GateStatus",
-    "OnInconclusive",
-    "QualificationPolicy",
-    "QualificationSpec",
-    "QualificationStatus",
-    "ServiceReference",
-    "SkippedGate",
-    "When",
-    "broken_status",
-    "finished_status",
-    "parse_evidence",
-    "qualification_name",
-]
