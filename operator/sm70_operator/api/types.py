@@ -88,15 +88,88 @@ class Engine(Document):
     )
 
 
-class Rollout(Document):
-    """How a change is carried out: the earlier revision stops, then the new one starts on the same GPUs."""
+class RolloutStrategy(StrEnum):
+    AUTO = "Auto"
+    """`Surge` where a matching set of GPUs is free at that moment, else `InPlace`."""
+    IN_PLACE = "InPlace"
+    """The earlier revision stops, then the new one starts on the same GPUs."""
+    SURGE = "Surge"
+    """The new one starts beside the earlier one, on a second set."""
 
+
+RevisionName = Annotated[str, StringConstraints(min_length=1, max_length=16, pattern=r"^[0-9a-f]+$")]
+
+
+class Rollout(Document):
+    """How a change is carried out, and how one that proves bad is undone.
+
+    The public Service keeps its revision until the new one is started, accelerated and qualified. A new one that fails
+    is stopped and recorded in `status.revisions.rejected`; the last good one returns, and the same revision is not
+    tried again before the spec changes.
+    """
+
+    strategy: RolloutStrategy = RolloutStrategy.AUTO
+    paused: bool = Field(
+        default=False,
+        description="No change begins. One whose earlier revision has already stopped is carried on: to hold it would"
+        " only prolong the outage.",
+    )
     drain_timeout_seconds: int = Field(
         default=120, ge=0, le=3600, description="How long a stopping server finishes requests."
     )
     progress_deadline_seconds: int = Field(
-        default=1800, ge=60, le=86_400, description="When an unready revision is reported; it is still tried."
+        default=1800,
+        ge=60,
+        le=86_400,
+        description="How long a start may stand still; it begins anew with every phase that is reached. Afterwards the"
+        " last good revision returns; without one, the start is reported and still tried.",
     )
+    bake_seconds: int = Field(
+        default=600, ge=0, le=86_400, description="How long a promoted revision is watched before it counts as good."
+    )
+    max_fallback_percent: int = Field(
+        default=5,
+        ge=0,
+        le=100,
+        description="Share of dispatches on fallback routes above which a revision returns within its bake time.",
+    )
+    revision_history_limit: int = Field(
+        default=5, ge=1, le=50, description="Stopped revisions that are kept, beside the last good one."
+    )
+    rollback_to: RevisionName | None = Field(
+        default=None, description="A stored revision that is served in place of what the spec resolves to."
+    )
+
+
+class QualificationTime(StrEnum):
+    BEFORE = "Before"
+    """Evidence must exist before a serving revision is stopped. A first one, which stops none, is judged in place."""
+    DURING = "During"
+    """A candidate is judged after it has started and before it gets traffic."""
+    NEVER = "Never"
+
+
+class OnInconclusive(StrEnum):
+    HOLD = "Hold"
+    PROMOTE = "Promote"
+
+
+class Qualification(Document):
+    """What a revision has to show before it gets traffic, beside its acceleration."""
+
+    suite: ProfileName = Field(default="smoke", description="A built-in suite.")
+    when: QualificationTime = Field(
+        default=QualificationTime.NEVER,
+        description="During: the started candidate is judged while it has no public traffic. Before: also nothing that"
+        " serves is stopped for a candidate without evidence. Never: no evidence is asked for.",
+    )
+    on_inconclusive: OnInconclusive = Field(
+        default=OnInconclusive.HOLD,
+        description="What samples that do not decide lead to, after the repeats. Hold: in place the last good revision"
+        " returns; a candidate that stands in nobody's way is held. Promote: it gets the traffic.",
+    )
+    repeats: int = Field(default=2, ge=0, le=10, description="Further runs after one that did not decide.")
+    timeout_seconds: int = Field(default=3600, ge=60, le=86_400, description="Of one run.")
 
 
 class Spec(Document):
@@ -118,6 +191,7 @@ class Spec(Document):
     auth: Auth
     engine: Engine = Engine()
     pod: PodSettings = PodSettings()
+    qualification: Qualification = Qualification()
     rollout: Rollout = Rollout()
 
 
@@ -134,11 +208,35 @@ Text = Annotated[str, StringConstraints(max_length=1024)]
 Revision = Annotated[str, StringConstraints(max_length=16)]
 
 
+class RejectedRevision(StatusPart):
+    """A revision that failed, and why. It is not tried again before the spec changes."""
+
+    revision: Revision
+    reason: Word
+    message: Text = ""
+    time: datetime
+
+
 class Revisions(StatusPart):
-    """`active` is what the public Service selects, `target` what the present spec asks for."""
+    """`active` is what the public Service selects, `target` what the present spec asks for.
+
+    `lastGood` is the newest one whose bake time ended well: a failing change returns to it.
+    """
 
     active: Revision | None = None
     target: Revision | None = None
+    last_good: Revision | None = None
+    rejected: tuple[RejectedRevision, ...] = Field(
+        default=(), max_length=16, json_schema_extra=list_map("revision"), description="The newest first."
+    )
+
+
+class RolloutStatus(StatusPart):
+    """The change under way: told before anything is done for it."""
+
+    revision: Revision
+    strategy: Word = Field(description="`InPlace` or `Surge`.")
+    because: Text = ""
 
 
 class PathState(StrEnum):
@@ -176,11 +274,31 @@ class RouteStatus(StatusPart):
     fallback: bool = False
 
 
+class RouteWindow(StatusPart):
+    """The newest stretch of time in which anything was dispatched; a restarted server begins a new one."""
+
+    seconds: int = Field(ge=0, le=2**31 - 1)
+    dispatches: int = Field(ge=0, le=2**53)
+    fallback_percent: int = Field(ge=0, le=100, description="Share of these dispatches on fallback routes, rounded up.")
+    resets: int = Field(default=0, ge=0, le=2**31 - 1, description="Counters that were seen to begin anew.")
+
+
+class LastShutdown(StatusPart):
+    """The last ordered end of a server of this revision, by its own last words."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)]
+    time: datetime
+    message: Text = ""
+    items: tuple[RouteStatus, ...] = Field(default=(), max_length=32, json_schema_extra=list_map("route", "stage"))
+
+
 class RoutesStatus(StatusPart):
     """What was really executed. Written at most once a minute, at once when a route or a fallback is new."""
 
     revision: Revision
     observed_time: datetime
+    window: RouteWindow | None = None
+    last_shutdown: LastShutdown | None = None
     items: tuple[RouteStatus, ...] = Field(default=(), max_length=128, json_schema_extra=list_map("route", "stage"))
 
 
@@ -206,6 +324,56 @@ class Placement(StatusPart):
     source: UuidSource = Field(default=UuidSource.NONE, description="How the engine knows the uuids.")
 
 
+class CacheState(StrEnum):
+    COLD = "Cold"
+    WARMING = "Warming"
+    WARM = "Warm"
+    UNWRITABLE = "Unwritable"
+
+
+class CompileCacheStatus(StatusPart):
+    """The compile cache by the engines' word; with several pods, the one that found the least."""
+
+    key: Word | None = None
+    state: CacheState
+    files_added_at_last_start: int | None = Field(default=None, ge=0, le=2**53)
+
+
+class QualificationStatus(StatusPart):
+    """The evidence for the revision under judgement, or else for the active one."""
+
+    name: Annotated[str, StringConstraints(max_length=253)] | None = None
+    verdict: Word
+    key: Word | None = None
+
+
+class Capacity(StatusPart):
+    """How much one replica holds, by the engine's word."""
+
+    kv_tokens: int | None = Field(default=None, ge=0, le=2**53)
+    block_size: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    residents_at_max_len: int | None = Field(default=None, ge=0, le=2**31 - 1)
+
+
+class StartupPhase(StrEnum):
+    SCHEDULING = "Scheduling"
+    PULLING = "Pulling"
+    DOWNLOADING = "Downloading"
+    LOADING_WEIGHTS = "LoadingWeights"
+    COMPILING = "Compiling"
+    CAPTURING_GRAPHS = "CapturingGraphs"
+    WARMING = "Warming"
+    SERVING = "Serving"
+
+
+class Startup(StatusPart):
+    """How far the slowest replica of the revision that starts is."""
+
+    phase: StartupPhase
+    since: datetime
+    estimate_seconds: int | None = Field(default=None, ge=0, le=2**31 - 1)
+
+
 class Display(StatusPart):
     """Texts for the columns of `kubectl get`; nothing decides by them."""
 
@@ -224,6 +392,11 @@ class Status(StatusPart):
     selector: Text = Field(default="", description="Label selector of the pods, for `kubectl scale` and autoscalers.")
     url: Text | None = None
     revisions: Revisions = Revisions()
+    rollout: RolloutStatus | None = None
+    startup: Startup | None = None
+    qualification: QualificationStatus | None = None
+    compile_cache: CompileCacheStatus | None = None
+    capacity: Capacity | None = None
     acceleration: AccelerationStatus | None = None
     routes: RoutesStatus | None = None
     effective: Effective | None = None

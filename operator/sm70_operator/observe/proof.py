@@ -1,7 +1,4 @@
-"""What is known of judgements: the Jobs that run them, and the evidence that they left.
-
-The planner reads these facts and nothing of the objects behind them, so that the rollout can be tested without Jobs.
-"""
+"""What is known of the Jobs that judge a revision. What they leave behind is `api.qualification.Evidence`."""
 
 from __future__ import annotations
 
@@ -32,22 +29,6 @@ class JobFacts:
     @property
     def ended(self) -> bool:
         return self.succeeded or self.failed
-
-
-@dataclass(frozen=True)
-class EvidenceFacts:
-    """One Sm70Qualification: the verdict (`Passed`, `Failed`, `Inconclusive`, `Error`) of one run for one key.
-
-    `verdict` is empty while the run goes on.
-    """
-
-    name: str
-    object: ObjectFacts
-    key: str
-    revision: str
-    verdict: str = ""
-    message: str = ""
-    created: datetime | None = None
 
 
 def parse_job(raw: Raw) -> JobFacts:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sm70_operator.api import names
+from sm70_operator.api.qualification import Evidence
 from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts, Raw
-from sm70_operator.observe.proof import EvidenceFacts, JobFacts
+from sm70_operator.observe.proof import JobFacts
 from sm70_operator.observe.revisions import RevisionFacts
 from sm70_profiles.report import AccelerationReport
 
@@ -94,7 +95,7 @@ class Snapshot:
     revisions: tuple[RevisionFacts, ...] = ()
     jobs: tuple[JobFacts, ...] = ()
     job_pods: tuple[PodFacts, ...] = ()
-    evidence: tuple[EvidenceFacts, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     claim: ObjectFacts | None = None
     """The compile cache's claim, when the operator made it."""
     profile: ProfileDocument | None = None
