@@ -19,6 +19,8 @@ ONE_OF_TWO = "exactly one of `apiKeySecretRef` and `allowAnonymous: true`"
 KEY = {"name": "keys", "key": "api"}
 REFERENCE = {"configMap": {"name": "mine", "key": "profile.yaml"}}
 
+HUB = {"repo": "owner/name", "revision": "0" * 40, "claimName": "models"}
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two profiles": ({"profileRef": REFERENCE}, "exactly one of `profile`, `profileRef`"),
     "no profile": ({"profile": None}, "exactly one of `profile`, `profileRef`"),
@@ -62,7 +64,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "`gpus.count` must equal",
     ),
     "GPUs among the resources": ({"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "asked for in `gpus`"),
-    "resource claims": ({"gpus": {"allocation": "DRA"}}, "`DRA` is not available yet"),
+    "named GPUs of a device plugin": (
+        {"gpus": {"uuids": ["GPU-1"]}},
+        "`uuids` needs `allocation: DRA`: a device plugin hands out GPUs by number only",
+    ),
+    "a device class of a device plugin": ({"gpus": {"deviceClassName": "v100"}}, "`deviceClassName` needs"),
+    "fewer named GPUs than replicas take": (
+        {"replicas": 2, "gpus": {"allocation": "DRA", "count": 2, "uuids": ["GPU-1", "GPU-2", "GPU-3"]}},
+        "`gpus.uuids` must name at least `gpus.count` x `replicas`",
+    ),
+    "a branch of a repository": ({"model": {"huggingFace": HUB | {"revision": "main"}}}, "revision"),
+    "a download without a place": (
+        {"model": {"huggingFace": {"repo": "a/b", "revision": "0" * 40}}},
+        "claimName: Required value",
+    ),
+    "a claim and a repository": (
+        {"model": {**CLAIM, "modelScope": HUB | {"revision": "v1"}}},
+        "exactly one of `persistentVolumeClaim`",
+    ),
+    "the repository as its own draft": (
+        {"model": {"huggingFace": HUB}, "draft": {"huggingFace": HUB}},
+        "another checkpoint than `model`",
+    ),
     "two caches": ({"compileCache": {"existingClaim": "c", "hostPath": "/c"}}, "exclude each other"),
     "a size for an existing claim": ({"compileCache": {"existingClaim": "c", "size": "1Gi"}}, "exclude each other"),
     "the model's claim as cache": (
@@ -82,14 +105,24 @@ ADMITTED: dict[str, dict[str, Any]] = {
     "no GPU": {"gpus": {"count": 0}, "overrides": {"tensorParallelSize": 1, "pipelineParallelSize": 1}},
     "a flag that nobody owns": {"extraArgs": ["--seed", "1", "--max-model-length-of-mine"]},
     "whole CPUs": {"pod": {"resources": {"limits": {"cpu": 2, "memory": "4Gi"}}}},
+    "claims": {"gpus": {"allocation": "DRA", "count": 1, "uuids": ["GPU-1"], "deviceClassName": "v100"}},
+    "a repository": {"model": {"huggingFace": HUB | {"tokenSecretRef": KEY}}},
+    "a repository's tag": {"model": {"modelScope": HUB | {"revision": "v1.0"}}},
+    "an image and a pinned draft": {
+        "model": {"image": {"reference": "registry.test/model:1"}},
+        "draft": {"hostPath": {"path": "/x"}, "sha256": {"config.json": "0" * 64}},
+    },
     "a cache of one's own": {"compileCache": {"existingClaim": "cache"}},
 }
 
 
 @pytest.fixture(scope="module")
 def definition(cluster: Cluster) -> Cluster:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd.render())
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{names.PLURAL}.{names.GROUP}")
+    cluster.kubectl(
+        "apply", "--server-side", "--force-conflicts", "-f", "-", stdin="---\n".join(crd.render_all().values())
+    )
+    for plural in (names.PLURAL, names.QUALIFICATION_PLURAL):
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{plural}.{names.GROUP}")
     return cluster
 
 
@@ -126,3 +159,45 @@ def test_names_that_cannot_be_a_service(definition: Cluster, name: str) -> None:
     with pytest.raises(CommandError) as caught:
         dry_run(definition, {}, name)
     assert "the name must have at most 40 characters" in str(caught.value)
+
+
+def test_evidence_is_written_once(definition: Cluster) -> None:
+    """Spec and verdict never change, by the API server's own rules, whoever asks."""
+    document: dict[str, Any] = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.QUALIFICATION_KIND,
+        "metadata": {"name": "rules-q0123456789-1", "namespace": "default"},
+        "spec": {
+            "serviceRef": {"name": "rules"},
+            "revision": "0123456789",
+            "suite": "smoke",
+            "attempt": 1,
+            "key": {
+                "imageDigest": f"sha256:{'0' * 64}",
+                "model": "claim models/tiny",
+                "profileHash": "a",
+                "resolutionHash": "b",
+                "tensorParallelSize": 1,
+                "pipelineParallelSize": 1,
+                "gpuProduct": "cpu",
+                "driverBranch": "cpu",
+            },
+        },
+    }
+    name = document["metadata"]["name"]
+    definition.kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(document))
+    try:
+        patch = ("patch", names.QUALIFICATION_SHORT_NAME, name, "--type=merge", "-p")
+        with pytest.raises(CommandError, match="the spec must not change"):
+            definition.kubectl(*patch, '{"spec":{"key":{"driverBranch":"570"}}}')
+        verdict = {"verdict": "Failed", "summary": "3/4", "gates": [{"name": "decode", "verdict": "Failed"}]}
+        definition.kubectl(*patch, json.dumps({"status": verdict}), "--subresource=status")
+        with pytest.raises(CommandError, match="a verdict is given once"):
+            definition.kubectl(*patch, '{"status":{"verdict":"Passed"}}', "--subresource=status")
+        with pytest.raises(CommandError, match="a verdict is given once"):
+            definition.kubectl(*patch, '{"status":{"verdict":null}}', "--subresource=status")
+        shown = definition.kubectl("get", names.QUALIFICATION_SHORT_NAME, name)
+        assert shown.splitlines()[0].split() == ["NAME", "VERDICT", "GATES", "SUITE", "SERVICE", "REVISION", "AGE"]
+        assert shown.splitlines()[1].split()[1:3] == ["Failed", "3/4"]
+    finally:
+        definition.kubectl("delete", names.QUALIFICATION_SHORT_NAME, name)

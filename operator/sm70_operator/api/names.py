@@ -10,6 +10,10 @@ PLURAL = "sm70inferenceservices"
 SINGULAR = "sm70inferenceservice"
 SHORT_NAME = "sm70"
 CATEGORY = "sm70"
+QUALIFICATION_KIND = "Sm70Qualification"
+QUALIFICATION_PLURAL = "sm70qualifications"
+QUALIFICATION_SINGULAR = "sm70qualification"
+QUALIFICATION_SHORT_NAME = "sm70q"
 MAX_NAME_LENGTH = 40
 """Leaves room for `-HASH` and the suffixes of ReplicaSet and pod within a label's 63 characters."""
 

@@ -72,7 +72,10 @@ def checkpoint_identity(source: CheckpointSource, sha256: dict[str, str] | None 
     elif source.image is not None:
         text = f"image {source.image.reference}/{source.image.path or ''}"
     else:
-        text = f"source {digest(source)}"
+        # At a hub the revision names the files, wherever they are kept.
+        hub = source.hub
+        assert hub is not None, "a checkpoint has exactly one source"
+        text = f"{'huggingface' if source.hugging_face else 'modelscope'} {hub.repo}@{hub.pin}"
     if sha256:
         text += f" sha256 {digest(sha256)}"
     return text if len(text) <= MAX_KNOWN else f"source {digest(text)}"

@@ -11,7 +11,7 @@ from sm70_operator.api.pod import EnvVar, KeyReference, LocalReference, PodSetti
 from sm70_operator.api.types import ImagePullPolicy, Spec
 from sm70_profiles.base import Document
 from sm70_profiles.resolver import Resolution, ResolvedGpus, ServeRequest
-from sm70_profiles.spec import CheckpointSource, DraftSource, ModelSource
+from sm70_profiles.spec import CheckpointSource, DraftSource, GpuAllocation, ModelSource
 
 RENDER_VERSION = 1
 """Raised when the same revision is to render to another pod; every service is then replaced."""
@@ -61,7 +61,7 @@ class Revision(Document):
 def checkpoint_path(source: CheckpointSource, mount: str) -> str:
     """Where the pod finds the checkpoint: the mount, and the folder inside the volume."""
     volume = source.persistent_volume_claim or source.image
-    inside = volume.path if volume is not None else None
+    inside = source.hub.folder if source.hub is not None else volume.path if volume is not None else None
     return f"{mount}/{inside}" if inside else mount
 
 
@@ -89,7 +89,7 @@ def pod_resources(spec: Spec, resolution: Resolution) -> PodResources:
             for name in theirs.limits
             if name in requests and name not in theirs.requests and _exceeds(requests[name], limits[name])
         }
-    if resolution.gpus.count:
+    if resolution.gpus.count and spec.gpus.allocation is GpuAllocation.DEVICE_PLUGIN:
         limits[resolution.gpus.resource_name] = str(resolution.gpus.count)
     return PodResources(
         requests=requests, limits=limits, shared_memory=spec.pod.shared_memory or resolution.resources.shared_memory

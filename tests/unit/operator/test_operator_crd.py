@@ -19,6 +19,7 @@ from sm70_profiles.spec import SOURCE_MEMBERS, CheckpointSource
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA: dict[str, Any] = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+EVIDENCE: dict[str, Any] = crd.qualification_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 FORBIDDEN = {"$ref", "oneOf", "anyOf", "allOf", "uniqueItems", "propertyNames", "patternProperties", "const", "title"}
 
 
@@ -39,9 +40,11 @@ def test_what_is_committed_is_what_is_generated(folder: str) -> None:
 
 def test_a_stale_file_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--write", str(tmp_path)]) == 0
-    (tmp_path / crd.FILE_NAME).write_text("old")
-    assert crd.main(["--check", str(tmp_path)]) == 1
-    assert crd.FILE_NAME in capsys.readouterr().err
+    for name in crd.render_all():
+        assert crd.main(["--write", str(tmp_path)]) == 0
+        (tmp_path / name).write_text("old")
+        assert crd.main(["--check", str(tmp_path)]) == 1
+        assert name in capsys.readouterr().err
 
 
 def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
@@ -50,9 +53,10 @@ def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
     assert reference.main(["--check", str(tmp_path / "absent.md")]) == 1
 
 
+@pytest.mark.parametrize("definition", [SCHEMA, EVIDENCE], ids=["service", "evidence"])
 @pytest.mark.parametrize("part", ["spec", "status"])
-def test_the_schema_is_structural_and_everything_has_a_bound(part: str) -> None:
-    for path, schema in nodes(SCHEMA["properties"][part], part):
+def test_the_schema_is_structural_and_everything_has_a_bound(part: str, definition: dict[str, Any]) -> None:
+    for path, schema in nodes(definition["properties"][part], part):
         assert not FORBIDDEN & schema.keys(), path
         kind = schema.get("type")
         assert kind != "number", f"{path}: no floats"
@@ -70,14 +74,15 @@ def test_the_schema_is_structural_and_everything_has_a_bound(part: str) -> None:
 
 
 def test_list_maps_have_their_keys_as_required_fields() -> None:
-    for path, schema in nodes(SCHEMA):
+    for path, schema in [*nodes(SCHEMA), *nodes(EVIDENCE)]:
         for key in schema.get("x-kubernetes-list-map-keys", ()):
             assert key in schema["items"]["required"], path
 
 
 def test_the_status_admits_words_that_it_does_not_know_yet() -> None:
     """An operator that is newer than the CRD must be able to write its status."""
-    assert not [path for path, schema in nodes(SCHEMA["properties"]["status"]) if "enum" in schema]
+    for kind in (SCHEMA, EVIDENCE):
+        assert not [path for path, schema in nodes(kind["properties"]["status"]) if "enum" in schema]
 
 
 def test_every_flag_that_a_field_owns_is_refused_in_extra_args() -> None:
@@ -103,7 +108,7 @@ def test_subresources_names_and_columns() -> None:
     assert version["subresources"]["scale"]["labelSelectorPath"] == ".status.selector"
     assert (definition["names"]["shortNames"], definition["names"]["categories"]) == (["sm70"], ["sm70"])
     narrow = [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")]
-    assert narrow == ["READY", "REASON", "ACCEL", "PROFILE", "AGE"]
+    assert narrow == ["READY", "REASON", "ACCEL", "QUALIFIED", "PROFILE", "AGE"]
 
 
 @pytest.mark.parametrize(
