@@ -80,15 +80,8 @@ class Kernels:
         function = self.get(launch.family, launch.kernel, shared)
         # The driver copies the arguments before it returns.
         pointers = (ctypes.c_void_p * len(launch.arguments))(*(ctypes.addressof(x) for x in launch.arguments))
-        driver.call(
-            "cuLaunchKernel",
-            function,
-            *launch.grid,
-            launch.threads,
-            1,
-            1,
-            shared,
-            ctypes.c_void_p(stream),
-            pointers,
-            None,
-        )
+        shape = (*launch.grid, launch.threads, 1, 1, shared, ctypes.c_void_p(stream), pointers)
+        if launch.cooperative:  # refused by the driver unless all CTAs fit
+            driver.call("cuLaunchCooperativeKernel", function, *shape)
+        else:
+            driver.call("cuLaunchKernel", function, *shape, None)

@@ -38,7 +38,10 @@ class KvFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `arguments` are ctypes values in the order of the kernel's parameters."""
+    """One kernel launch. `arguments` are ctypes values in the order of the kernel's parameters.
+
+    `cooperative`: its CTAs wait for each other, so all of them must be on the card at a time.
+    """
 
     family: str
     kernel: str
@@ -46,6 +49,7 @@ class Launch:
     threads: int
     shared_bytes: int
     arguments: tuple[Any, ...]
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// One CUDA device on a CPU: blocks run one after another, every thread is a fiber, warp operations and barriers really wait for their
+// One CUDA device on a CPU: blocks run one after another (those of a cooperative launch together), every thread is a fiber, warp operations and barriers really wait for their
 // partners. A wrong lane map, a missing exchange or an index past a buffer is wrong here as on a GPU. What it catches:
 //   - access outside a buffer (the caller puts guard pages behind each one) and outside shared memory, misaligned vector access, bad
 //     shifts and array indices (-fsanitize=undefined with traps): reported with block and thread, the process lives on;
@@ -87,17 +87,24 @@ struct Fiber {
   char* stack = nullptr;
   bool done = true;
 };
+static dim3 tid, bid, bdim, gdim;
+struct Block {
+  dim3 id;
+  int first;  // of its fibers
+  u8* smem;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+};
 static std::vector<Fiber> fibers;
-static std::vector<Warp> warps;
-static Barrier barriers[16];
+static Block* block;  // the one that runs
 static void* main_sp;
 static int current;
 static u64 progress;
-static u8 *shared_end, *smem;  // shared memory ends at a guard page
+static std::vector<u8*> shared_ends;  // the shared memory of each block that is there at a time; it ends at a guard page
+static u8* smem;
 static int shared_bytes;
 static void (*body)(void*);
 static void* body_args;
-static dim3 tid, bid, bdim, gdim;
 static sigjmp_buf escape;
 static volatile sig_atomic_t running;
 static char message[512];
@@ -117,16 +124,11 @@ static void on_signal(int number, siginfo_t* info, void*) {
   else snprintf(what, sizeof what, "access outside every buffer at %p", info->si_addr);
   fail(what);
 }
-static inline void yield() {
-  const int me = current;
-  sm70_emulator_switch(&fibers[me].sp, main_sp);
-  current = me;
-  tid = {(unsigned)me, 0, 0};
-}
+static inline void yield() { sm70_emulator_switch(&fibers[current].sp, main_sp); }
 // All 32 lanes meet; the last one to come runs `complete` on what they brought.
 template <class F>
 static inline Warp& meet(int kind, const u32* value, int words, F complete, unsigned& parity) {
-  Warp& w = warps[current >> 5];
+  Warp& w = block->warps[tid.x >> 5];
   const unsigned g = w.generation;
   parity = g & 1;
   if (w.arrived == 0) w.kind = kind;
@@ -142,7 +144,7 @@ static inline Warp& meet(int kind, const u32* value, int words, F complete, unsi
   return w;
 }
 static inline void block_barrier(int id, int total) {
-  Barrier& b = barriers[id];
+  Barrier& b = block->barriers[id];
   const unsigned g = b.generation;
   if (b.arrived == 0) b.total = total;
   else if (b.total != total) fail("threads reached one barrier with different counts");
@@ -172,21 +174,27 @@ static void prepare(Fiber& f) {
   f.sp = top - 8;
   f.done = false;
 }
-static void run_block(const std::vector<int>& order) {
+static void run_blocks(std::vector<Block>& blocks, const std::vector<int>& order) {
   const int n = (int)order.size();
-  for (auto& b : barriers) b = Barrier();
-  warps.assign((n + 31) / 32, Warp());
-  memset(smem, 0xff, shared_bytes);
-  for (int i = 0; i < n; i++) prepare(fibers[i]);
-  for (int live = n; live;) {
+  for (auto& b : blocks) {
+    b.warps.assign((n + 31) / 32, Warp());
+    memset(b.smem, 0xff, shared_bytes);
+    for (int i = 0; i < n; i++) prepare(fibers[b.first + i]);
+  }
+  for (int live = n * (int)blocks.size(); live;) {
     const u64 before = progress;
-    for (int i : order)
-      if (!fibers[i].done) {
-        current = i;
-        tid = {(unsigned)i, 0, 0};
-        sm70_emulator_switch(&main_sp, fibers[i].sp);
-        if (fibers[i].done) live--;
-      }
+    for (auto& b : blocks) {
+      block = &b;
+      bid = b.id;
+      smem = b.smem;
+      for (int i : order)
+        if (!fibers[b.first + i].done) {
+          current = b.first + i;
+          tid = {(unsigned)i, 0, 0};
+          sm70_emulator_switch(&main_sp, fibers[current].sp);
+          if (fibers[current].done) live--;
+        }
+    }
     if (live && progress == before) fail("deadlock: some threads wait at a barrier or warp operation that others never reach");
   }
 }
@@ -223,15 +231,15 @@ static int launch(void (*k)(P...), const int* shape, int order, void** a) {
     snprintf(message, sizeof message, "block of %d threads and %d bytes of shared memory: sm_70 has 1024 and %zu", shape[3], shape[4], kShared);
     return 1;
   }
-  if (!shared_end) {
+  const int count = shape[0] * shape[1] * shape[2], together = shape[5] ? count : 1;
+  while ((int)shared_ends.size() < together) {
     u8* p = (u8*)mmap(nullptr, kShared + 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) abort();
     mprotect(p, kPage, PROT_NONE);
-    shared_end = p + kPage + kShared;
-    mprotect(shared_end, kPage, PROT_NONE);
+    shared_ends.push_back(p + kPage + kShared);
+    mprotect(shared_ends.back(), kPage, PROT_NONE);
   }
-  smem = shared_end - shared_bytes;
-  if ((int)fibers.size() < shape[3]) fibers.resize(shape[3]);
+  if ((int)fibers.size() < shape[3] * together) fibers.resize(shape[3] * together);
   static char signal_stack[1 << 16];
   stack_t mine{}, before{};
   mine.ss_sp = signal_stack;
@@ -243,13 +251,19 @@ static int launch(void (*k)(P...), const int* shape, int order, void** a) {
   sigaction(SIGSEGV, &act, &segv);
   sigaction(SIGBUS, &act, &bus);
   sigaction(SIGILL, &act, &ill);
-  const std::vector<int> threads = arrange(shape[3], order), blocks = arrange(shape[0] * shape[1] * shape[2], order);
+  const std::vector<int> threads = arrange(shape[3], order), numbers = arrange(count, order);
+  std::vector<Block> blocks;  // outlives a fiber that fails
   int result = 1;
   if (!sigsetjmp(escape, 1)) {
     running = 1;
-    for (int i : blocks) {
-      bid = {(unsigned)(i % shape[0]), (unsigned)(i / shape[0] % shape[1]), (unsigned)(i / shape[0] / shape[1])};
-      run_block(threads);
+    for (int i = 0; i < count; i += together) {
+      blocks.clear();
+      for (int j = 0; j < together; j++) {
+        const int b = numbers[i + j];
+        const dim3 id = {(unsigned)(b % shape[0]), (unsigned)(b / shape[0] % shape[1]), (unsigned)(b / shape[0] / shape[1])};
+        blocks.push_back({id, j * shape[3], shared_ends[j] - shared_bytes});
+      }
+      run_blocks(blocks, threads);
     }
     result = 0;
   }
@@ -269,7 +283,7 @@ struct Register {
   Register(const char* name, Entry e) { registry()[name] = e; }
 };
 }  // namespace emu
-// shape = grid x, y, z, threads, bytes of shared memory; order 0 forwards, 1 backwards, more: the seed of a shuffle. 0 when all went well.
+// shape = grid x, y, z, threads, bytes of shared memory, cooperative; order 0 forwards, 1 backwards, more: the seed of a shuffle. 0 when all went well.
 extern "C" int sm70_emulator_launch(const char* name, const int* shape, int order, void** args) {
   auto e = emu::registry().find(name);
   if (e == emu::registry().end()) {
