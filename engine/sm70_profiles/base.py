@@ -23,6 +23,9 @@ ProfileName = Annotated[
 Token = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:+-]*$")]
 """A word that reaches a command line: no white space, no shell metacharacter."""
 
+Figure = Annotated[str, StringConstraints(max_length=40, pattern=r"^(-?(0|[1-9][0-9]{0,17})(\.[0-9]{0,8}[1-9])?)$")]
+"""A number as canonical decimal text: no exponent, no trailing zero, so that equal figures are equal text."""
+
 RelativePath = Annotated[
     str, StringConstraints(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9._-][A-Za-z0-9._/ +@=-]*$")
 ]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from sm70_profiles.base import Document, ProfileName, Quantity, Token
+from sm70_profiles.base import Document, Figure, ProfileName, Quantity, Token
 from sm70_profiles.facts import ComputeCapability, EngineFlavour, Interconnect, KvGroups, ModelFacts
 from sm70_profiles.settings import Overrides
 
@@ -17,6 +17,7 @@ __all__ = [
     "DraftRequirement",
     "Engine",
     "EngineFlavour",
+    "Floors",
     "Hardware",
     "HubRevision",
     "Limits",
@@ -128,6 +129,14 @@ class Limits(Document):
     )
 
 
+class Floors(Document):
+    """The slowest at which a server of the recipe counts as healthy, one request at a time; None: the suite's own."""
+
+    prefill_rate: Figure | None = Field(default=None, description="Prompt tokens per second until the first token.")
+    decode_rate: Figure | None = Field(default=None, description="Tokens per second after the first.")
+    first_token: Figure | None = Field(default=None, description="Milliseconds until the first token, at most.")
+
+
 class Measurement(Document):
     """One published or own figure with the contract under which it holds."""
 
@@ -160,6 +169,7 @@ class Profile(Document):
     )
     resources: Resources = Resources()
     expected_acceleration: tuple[Token, ...] = Field(default=(), max_length=64)
+    floors: Floors | None = Field(default=None, description="What a qualification run holds the server to.")
     gates: tuple[Sentence, ...] = Field(default=(), max_length=32, description="What must be shown before production.")
     unknown: tuple[Sentence, ...] = Field(default=(), max_length=32, description="What no source says.")
     measured: tuple[Measurement, ...] = Field(default=(), max_length=32)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
-from sm70_profiles.base import Document, ProfileName, printable
+from sm70_profiles.base import Document, Figure, ProfileName, printable
 from sm70_profiles.documents import DocumentError, describe, parse_document
 from sm70_profiles.identity import digest
 
@@ -70,7 +70,6 @@ def _one_line(text: str) -> str:
     return " ".join(printable(text, 1024).split())
 
 
-Figure = Annotated[str, StringConstraints(max_length=40, pattern=r"^(-?(0|[1-9][0-9]{0,17})(\.[0-9]{0,8}[1-9])?)$")]
 GateName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Unit = Annotated[str, StringConstraints(max_length=32, pattern=r"^[A-Za-z0-9 /%]*$")]
 Message = Annotated[str, StringConstraints(max_length=600), AfterValidator(_one_line)]
