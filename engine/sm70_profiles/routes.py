@@ -171,6 +171,13 @@ _ATTENTION = (
         counters=("prefill_prefix_dflash_noncausal_batch",),
     ),
     Route(
+        name="attention_rows",
+        path=None,
+        stages=(*_ALL, Stage.DRAFT),
+        description="Each query as a sequence of its own through the decode kernel: right, but reads all pages.",
+        contract="taken where no prefill kernel is built, or a segment exceeds the verifier's tile",
+    ),
+    Route(
         name="attention_triton",
         path=None,
         stages=(*_ALL, Stage.DRAFT),

@@ -97,6 +97,7 @@ def read_counters(path: Path) -> tuple[RouteCount, ...]:
 
 _column: Column | None = None
 _stages: tuple[Stage, ...] = ()
+_captured: tuple[Stage, ...] = ()
 
 
 def attach(path: Path) -> None:
@@ -112,6 +113,12 @@ def set_stages(stages: Iterable[Stage]) -> None:
     _stages = tuple(stages)
 
 
+def set_captured_stages(stages: Iterable[Stage]) -> None:
+    """Says what the graphs that are captured next are for: no batch runs then."""
+    global _captured
+    _captured = tuple(stages)
+
+
 def count(route: str, stages: tuple[Stage, ...] | None = None, capture: bool = False) -> None:
     """Counts one dispatch of a route: once for each stage that the running batch holds (or for `stages`).
 
@@ -119,5 +126,12 @@ def count(route: str, stages: tuple[Stage, ...] | None = None, capture: bool = F
     """
     if _column is None:
         return
-    for stage in _stages if stages is None else stages:
+    chosen = _captured if capture else _stages
+    for stage in chosen if stages is None else stages:
         _column.add(_INDEX[route, stage], capture)
+
+
+def count_now(route: str, stage: Stage, capture: bool) -> None:
+    """Counts one dispatch for a stage that the caller knows; nothing in warm-up runs, which are no batch."""
+    if capture or _stages:
+        count(route, (stage,), capture)

@@ -38,7 +38,10 @@ def nvfp4_linear_reference(
 @torch.library.custom_op("sm70::nvfp4_linear", mutates_args=())
 def nvfp4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, global_scale: float) -> torch.Tensor:
     """The operator: chooses the route by device and shape, and counts it."""
-    count("nvfp4_linear_reference")
+    if x.is_cuda:
+        count("linear_emulated", capture=torch.cuda.is_current_stream_capturing())
+    else:
+        count("nvfp4_linear_reference")
     return nvfp4_linear_reference(x, packed, scales, global_scale)
 
 

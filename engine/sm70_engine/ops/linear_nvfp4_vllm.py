@@ -1,10 +1,12 @@
-"""Offers the NVFP4 linear operator to vLLM's linear layers."""
+"""Offers the NVFP4 linear operators to vLLM's linear layers: the reference on the CPU, the kernels on a GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
+from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
 from vllm.platforms.interface import PlatformEnum
 
@@ -33,3 +35,68 @@ class ReferenceNvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
 
 def register() -> None:
     register_linear_kernel(ReferenceNvFp4Linear, PlatformEnum.CPU, kernel_type="nvfp4")
+
+
+logger = init_logger("vllm.sm70")
+
+
+class Sm70NvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
+    """A linear layer of vLLM over the packed kernels; one whose shape they refuse is unpacked for every call."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        return True, None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        from sm70_engine.kernels import torch_ops
+        from sm70_engine.kernels.errors import KernelError
+        from sm70_engine.kernels.torch_weights import pack
+
+        layer.sm70_global_scale = float(layer.weight_global_scale)
+        layer.sm70_columns = 0
+        torch_ops.prepare(layer.weight.device)
+        try:
+            packed = pack(layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data)
+        except KernelError as error:
+            logger.warning("sm70: linear_emulated: %s", error)
+            return
+        # The packed form replaces the checkpoint's: a weight takes 0.5625 bytes once.
+        layer.weight = torch.nn.Parameter(packed.words, requires_grad=False)
+        layer.weight_scale = torch.nn.Parameter(layer.weight_scale.data.new_empty(0), requires_grad=False)
+        # Plain numbers and a buffer: torch.compile takes the first as constants and the second as an input.
+        layer.sm70_columns, layer.sm70_global_scale = packed.n, packed.scale
+        layer.register_buffer("sm70_workspace", _workspace(packed.words.device, packed.n, packed.k), persistent=False)
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        scale = layer.sm70_global_scale
+        if layer.sm70_columns:
+            workspace, columns = layer.sm70_workspace, layer.sm70_columns
+            result: torch.Tensor = torch.ops.sm70.nvfp4_packed_linear(x, layer.weight, workspace, columns, scale)
+        else:
+            result = nvfp4_linear(x, layer.weight, layer.weight_scale, scale)
+        return result if bias is None else result + bias
+
+
+_workspaces: dict[torch.device, torch.Tensor] = {}
+
+
+def _workspace(device: torch.device, n: int, k: int) -> torch.Tensor:
+    """Scratch memory that all layers of a device share; made while weights are loaded, so that profiling sees it."""
+    from sm70_engine.kernels import torch_ops
+
+    needed = getattr(torch_ops, "linear_workspace_bytes", lambda n, k: 0)(n, k)
+    found = _workspaces.get(device)
+    if found is None or found.numel() < needed:
+        found = _workspaces[device] = torch.empty(needed, dtype=torch.uint8, device=device)
+    return found
+
+
+def register_first() -> None:
+    """Before vLLM's own kernels: its emulation takes every layer, and stands before whatever is registered."""
+    kernels = linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    if Sm70NvFp4Linear not in kernels:
+        kernels.insert(0, Sm70NvFp4Linear)

@@ -6,19 +6,39 @@ Nothing of vLLM is imported before that is known.
 
 from __future__ import annotations
 
+import os
+
 from sm70_engine.session import current_session, session_folder
 from sm70_profiles.profile import EngineFlavour
 
+CPU_PLATFORM = "sm70_engine.plugin.platform.CpuReferencePlatform"
+CUDA_PLATFORM = "sm70_engine.plugin.cuda_platform.Sm70Platform"
 _registered = False
 
 
 def platform() -> str | None:
-    """`vllm.platform_plugins`: the class of our platform, or None to leave vLLM its own."""
+    """`vllm.platform_plugins`: the class of our platform, or None to leave vLLM its own.
+
+    The sm70 engine's platform is for a GPU of compute capability 7.0 and, with SM70_PRETEND=1, for 8.x and 9.x.
+    """
     if session_folder() is None:
         return None
-    if current_session().flavour is not EngineFlavour.CPU:
+    flavour = current_session().flavour
+    if flavour is EngineFlavour.CPU:
+        return CPU_PLATFORM
+    if flavour is not EngineFlavour.SM70:
         return None
-    return "sm70_engine.plugin.platform.CpuReferencePlatform"
+    from sm70_engine.plugin.capability import device_capability, serves
+    from sm70_engine.plugin.settings import read_settings
+
+    settings = read_settings(os.environ)
+    if not serves(device_capability(), settings.pretend):
+        return None
+    settings.apply(os.environ)
+    from sm70_engine.plugin import hooks
+
+    hooks.stand_in()
+    return CUDA_PLATFORM
 
 
 def register() -> None:

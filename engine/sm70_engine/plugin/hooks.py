@@ -1,30 +1,37 @@
-"""Everything of vLLM that we hook into, in one place: what must exist, and what is registered on it.
+"""Everything of vLLM that we build on or replace in memory, in one place, each with the versions it was checked with.
 
-Nothing of vLLM is replaced in memory on the CPU lane: every entry below is an interface that vLLM offers to plugins, or
-a class that we derive from. Checked against vLLM 0.32; with another version, or with one of these gone, the server does
-not start and says which.
+`HOOKS` are interfaces that vLLM offers or classes that we derive from. `REPLACEMENTS` are the few things that are put
+in the place of vLLM's own (or Triton's) when a process starts; no file of vLLM is changed. With another version, or
+with one of these gone, the server does not start and says which.
+
+This module imports nothing of vLLM until it is asked to.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sm70_engine.acceleration.capabilities import provide
 from sm70_engine.acceleration.routes import attach
-from sm70_engine.session import session_folder
+from sm70_engine.plugin.settings import EngineSettings, read_settings
+from sm70_engine.session import current_session, session_folder
+from sm70_profiles.profile import EngineFlavour
 
 VLLM_VERSIONS = "0.32"
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A name in vLLM that we depend on."""
+    """A name in vLLM that we depend on. `versions`: the release series (`0.32`) that it was checked with."""
 
     module: str
     attribute: str
     used_for: str
+    versions: tuple[str, ...] = (VLLM_VERSIONS,)
 
     def exists(self) -> bool:
         try:
@@ -35,25 +42,60 @@ class Hook:
             return False
         return True
 
+    def checked_with(self, version: str) -> bool:
+        return any(version.startswith(f"{series}.") for series in self.versions)
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.attribute} ({self.used_for})"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What is replaced in memory, why, and how. `hook`: what must be there for the replacement to make sense."""
+
+    hook: Hook
+    why: str
+    apply: Callable[[EngineSettings], None]
+
 
 _CPU_ATTENTION = "vllm.v1.attention.backends.cpu_attn"
+_LINEAR = "vllm.model_executor.kernels.linear"
+_QUANTIZATION = "vllm.model_executor.layers.quantization"
 _GDN = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+_COMMON = (
+    Hook("vllm.v1.attention.backends.registry", "AttentionBackendEnum.CUSTOM", "the attention backend"),
+    Hook("vllm.v1.attention.backends.registry", "register_backend", "the attention backend"),
+    Hook(_LINEAR, "NvFp4LinearKernel", "NVFP4 linear layers"),
+    Hook(_LINEAR, "register_linear_kernel", "NVFP4 linear layers"),
+    Hook(_QUANTIZATION, "register_quantization_config", "the ModelOpt configuration"),
+    Hook(f"{_QUANTIZATION}.modelopt", "ModelOptNvFp4Config", "the ModelOpt configuration"),
+    Hook(f"{_QUANTIZATION}.kv_cache", "BaseKVCacheMethod.create_weights", "the KV cache's scales"),
+    Hook("vllm.model_executor.custom_op", "PluggableLayer.register_oot", "the gated delta net"),
+)
 HOOKS = (
     Hook("vllm.platforms.cpu", "CpuPlatform.check_and_update_config", "the platform"),
     Hook("vllm.platforms.cpu", "CpuPlatform.get_attn_backend_cls", "choosing the attention backend"),
     Hook("vllm.v1.worker.cpu_worker", "CPUWorker.execute_model", "the worker"),
-    Hook("vllm.v1.attention.backends.registry", "AttentionBackendEnum.CUSTOM", "the attention backend"),
-    Hook("vllm.v1.attention.backends.registry", "register_backend", "the attention backend"),
     Hook(_CPU_ATTENTION, "CPUAttentionBackend", "the attention backend"),
     Hook(_CPU_ATTENTION, "CPUAttentionBackendImpl.forward", "the attention backend"),
-    Hook("vllm.model_executor.kernels.linear", "NvFp4LinearKernel", "NVFP4 linear layers"),
-    Hook("vllm.model_executor.kernels.linear", "register_linear_kernel", "NVFP4 linear layers"),
-    Hook("vllm.model_executor.layers.quantization", "register_quantization_config", "the ModelOpt configuration"),
-    Hook("vllm.model_executor.layers.quantization.modelopt", "ModelOptNvFp4Config", "the ModelOpt configuration"),
-    Hook("vllm.model_executor.custom_op", "PluggableLayer.register_oot", "the gated delta net"),
+    *_COMMON,
     Hook(_GDN, "QwenGatedDeltaNetAttention._output_projection", "the gated delta net"),
     Hook(_GDN, "QwenGatedDeltaNetAttention.fix_query_key_value_ordering", "the gated delta net"),
     Hook("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention", "cpu_gdn_attention_core", "the gated delta net"),
+)
+CUDA_HOOKS = (
+    Hook("vllm.platforms.cuda", "CudaPlatform.check_and_update_config", "the platform"),
+    Hook("vllm.platforms.cuda", "CudaPlatform.get_attn_backend_cls", "choosing the attention backend"),
+    Hook("vllm.platforms.cuda", "CudaPlatform.get_default_ir_op_priority", "operators without CUDA extensions"),
+    Hook("vllm.platforms.cuda", "CudaPlatform.import_kernels", "operators without CUDA extensions"),
+    Hook("vllm.v1.worker.gpu_worker", "Worker.execute_model", "the worker"),
+    Hook("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", "the worker"),
+    Hook("vllm.v1.attention.backends.triton_attn", "TritonAttentionImpl.do_kv_cache_update", "writing the KV cache"),
+    Hook("vllm.v1.attention.backend", "AttentionMetadataBuilder.build", "the attention backend"),
+    Hook("vllm.v1.attention.backend", "AttentionCGSupport.UNIFORM_BATCH", "CUDA graphs"),
+    Hook("vllm.v1.attention.backends.triton_attn", "TritonAttentionImpl.forward", "counting the fallback"),
+    *_COMMON,
+    Hook(_GDN, "QwenGatedDeltaNetAttention._forward_core", "counting the gated delta net"),
 )
 
 
@@ -61,32 +103,129 @@ class MissingHookError(RuntimeError):
     """This vLLM is not one that the plugin was made for."""
 
 
-def check(wanted: Sequence[Hook] = HOOKS) -> None:
-    """Raises MissingHookError, which names every missing hook."""
+def check(wanted: Sequence[Hook] | None = None, *, activated: bool = True) -> None:
+    """Raises MissingHookError, which names every missing hook and an unchecked version.
+
+    Only once our platform has been chosen (`activated`): with vLLM's own CPU or CUDA platform other things are there.
+    """
     import vllm
 
-    if not vllm.__version__.startswith(f"{VLLM_VERSIONS}."):
-        raise MissingHookError(f"sm70_engine needs vLLM {VLLM_VERSIONS}; found {vllm.__version__}")
-    missing = [f"{hook.module}.{hook.attribute} ({hook.used_for})" for hook in wanted if not hook.exists()]
+    version = str(vllm.__version__)
+    hooks = tuple(wanted) if wanted is not None else wanted_hooks()
+    faults = []
+    if not all(hook.checked_with(version) for hook in hooks):
+        series = " or ".join(sorted({name for hook in hooks for name in hook.versions}))
+        faults.append(f"it was checked with vLLM {series} only")
+    missing = [str(hook) for hook in hooks if not hook.exists()]
     if missing:
-        raise MissingHookError(f"sm70_engine: vLLM {vllm.__version__} lacks the hooks {', '.join(missing)}")
+        faults.append(f"this vLLM lacks the hooks {', '.join(missing)}")
+    if faults:
+        raise MissingHookError(
+            f"sm70_engine cannot work with vLLM {version}: {'; '.join(faults)}. "
+            f"Use the engine image, which holds vLLM {VLLM_VERSIONS}."
+        )
+    if activated:
+        _check_platform()
+
+
+def wanted_hooks() -> tuple[Hook, ...]:
+    """The hooks of this session's flavour."""
+    if _flavour() is EngineFlavour.SM70:
+        return (*CUDA_HOOKS, *(replacement.hook for replacement in REPLACEMENTS))
+    return HOOKS
+
+
+def _flavour() -> EngineFlavour:
+    return EngineFlavour.CPU if session_folder() is None else current_session().flavour
+
+
+def _check_platform() -> None:
+    """vLLM swallows an error of a platform plugin and goes on with its own platform: that must not pass unseen."""
     from vllm.platforms import current_platform
 
-    from sm70_engine.plugin.platform import CpuReferencePlatform
+    if not getattr(current_platform, "sm70_platform", False):
+        raise MissingHookError(
+            f"sm70_engine: vLLM chose the platform {type(current_platform).__name__}, not ours; the sm70 engine needs "
+            "a GPU of compute capability 7.0 (or SM70_PRETEND=1 on 8.x and 9.x), the cpu engine vLLM's CPU build"
+        )
 
-    # vLLM swallows an error of a platform plugin and goes on with its own platform: that must not pass unseen.
-    if not isinstance(current_platform, CpuReferencePlatform):
-        raise MissingHookError(f"sm70_engine: vLLM chose the platform {type(current_platform).__name__}, not ours")
+
+# ---------------------------------------------------------------- what is replaced in memory
+
+
+def stand_in() -> None:
+    """Before `vllm.platforms.cuda` is imported: modules in the place of the extensions, and their operators."""
+    from sm70_engine.plugin import standins
+
+    standins.install()
+    from sm70_engine.ops import extension
+
+    extension.register()
+
+
+def _stand_in(_: EngineSettings) -> None:
+    stand_in()
+
+
+def _nvfp4_first(_: EngineSettings) -> None:
+    from sm70_engine.ops import linear_nvfp4_vllm
+
+    linear_nvfp4_vllm.register_first()
+
+
+def _prune_autotune(settings: EngineSettings) -> None:
+    if settings.prune_autotune:
+        from sm70_engine.plugin import autotune
+
+        autotune.prune()
+
+
+REPLACEMENTS = (
+    Replacement(
+        Hook("vllm._custom_ops", "apply_repetition_penalties_torch", "operators without CUDA extensions"),
+        "the modules _C_stable_libtorch, _moe_C_stable_libtorch and vllm_flash_attn and the operators of torch.ops._C "
+        "and torch.ops._moe_C do not exist in a build without extensions",
+        _stand_in,
+    ),
+    Replacement(
+        Hook(_LINEAR, "_POSSIBLE_NVFP4_KERNELS", "NVFP4 linear layers"),
+        "a registered kernel is asked after vLLM's emulation, which takes every layer; ours goes first",
+        _nvfp4_first,
+    ),
+    Replacement(
+        Hook("triton.runtime.autotuner", "Autotuner.run", "pruning Triton's autotuning"),
+        "a full sweep of the gated delta net's kernels is minutes of compiling for compute capability 7.0",
+        _prune_autotune,
+    ),
+)
+
+
+# ---------------------------------------------------------------- what is registered
 
 
 def register_operators() -> None:
-    """Registers the operators of the CPU lane and makes this process count into the session's counters."""
+    """Registers this session's operators and makes this process count into its counters."""
     folder = session_folder()
     assert folder is not None
     attach(folder.counters)
+    from sm70_engine.quantization import modelopt
+
+    modelopt.register()
+    if current_session().flavour is EngineFlavour.SM70:
+        _register_cuda(read_settings(os.environ))
+    else:
+        _register_cpu()
+
+
+def _attention(name: str, path: str) -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CUSTOM, "sm70_engine.attention.reference.ReferenceAttentionBackend")
+    member: Any = AttentionBackendEnum[name]
+    register_backend(member, path)
+
+
+def _register_cpu() -> None:
+    _attention("CUSTOM", "sm70_engine.attention.reference.ReferenceAttentionBackend")
     provide("attention")
 
     from sm70_engine.ops import linear_nvfp4_vllm
@@ -94,11 +233,23 @@ def register_operators() -> None:
     linear_nvfp4_vllm.register()
     provide("nvfp4_linear")
 
-    from sm70_engine.quantization import modelopt
-
-    modelopt.register()
-
     from sm70_engine.ops import gdn
 
     gdn.register()
     provide("gdn")
+
+
+def _register_cuda(settings: EngineSettings) -> None:
+    for replacement in REPLACEMENTS:
+        replacement.apply(settings)
+    _attention("CUSTOM", "sm70_engine.attention.backend.FlashAttnV100Backend")
+    # vLLM's own backend stays what it is; this one also counts, since a fallback must show.
+    _attention("TRITON_ATTN", "sm70_engine.attention.triton.CountedTritonBackend")
+
+    from sm70_engine.ops import gdn_triton
+
+    gdn_triton.register()
+    from sm70_engine.attention.present import operators_present
+
+    for operator in operators_present():
+        provide(operator)

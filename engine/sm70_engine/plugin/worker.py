@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from sm70_engine.acceleration.routes import read_counters, set_stages
+from sm70_engine.acceleration.routes import set_stages
+from sm70_engine.plugin.facts import routes_at_shutdown, worker_facts
 from sm70_engine.plugin.stages import stages_of
-from sm70_engine.session import session_folder
-
-logger = init_logger("vllm.sm70")
 
 
 class CpuReferenceWorker(CPUWorker):  # type: ignore[misc]
@@ -24,24 +20,9 @@ class CpuReferenceWorker(CPUWorker):  # type: ignore[misc]
         return super().execute_model(scheduler_output, *arguments, **options)
 
     def sm70_facts(self) -> dict[str, str | int | None]:
-        """What only a worker knows; reached through vLLM's `collective_rpc`."""
-        cache = self.vllm_config.cache_config
-        backends = {group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups}
-        return {
-            "rank": self.rank,
-            "pid": os.getpid(),
-            "block_size": cache.block_size,
-            "mamba_block_size": cache.mamba_block_size,
-            "blocks": cache.num_gpu_blocks,
-            "kv_cache_dtype": str(cache.cache_dtype),
-            "attention_backends": ",".join(sorted(backends)),
-            "model_runner": type(self.model_runner).__name__,
-        }
+        """Reached through vLLM's `collective_rpc`."""
+        return worker_facts(self)
 
     def shutdown(self) -> None:
-        folder = session_folder()
-        if folder is not None:
-            counts = (row for row in read_counters(folder.counters) if row.dispatches)
-            text = ", ".join(f"{row.route}/{row.stage}={row.dispatches}" for row in counts)
-            logger.info("sm70: routes at shutdown: %s", text or "none")
+        routes_at_shutdown()
         super().shutdown()

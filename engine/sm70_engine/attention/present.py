@@ -1,0 +1,23 @@
+"""Which operators this build offers, by the kernels that its objects hold; read without a GPU."""
+
+from __future__ import annotations
+
+from sm70_engine.kernels.build import read_export
+from sm70_engine.kernels.loader import objects_folder
+
+OPERATORS = {
+    "attention": ("kv_cache", "attention_decode_f16", "attention_decode_e4m3", "attention_decode_e5m2"),
+    "xqa_decode": ("attention_decode_f16", "attention_decode_e4m3", "attention_decode_e5m2"),
+    "grouped_e4m3_fp32_revision4": ("attention_verify_e4m3",),
+    "sm70_grouped_fp16_fwd": ("attention_verify_f16",),
+    "grouped_e5m2": ("attention_verify_e5m2",),
+    "draft_window_attention": ("attention_verify_f16", "attention_verify_e4m3", "attention_verify_e5m2"),
+    "nvfp4_decode": ("nvfp4_linear",),
+}
+"""The families that an operator needs. The names of operators are those of `sm70_profiles.rules`."""
+
+
+def operators_present() -> tuple[str, ...]:
+    """Raises `KernelError` when the package holds no kernels, or those of other sources."""
+    families = read_export(objects_folder()).keys()
+    return tuple(operator for operator, needed in OPERATORS.items() if families >= set(needed))

@@ -1,0 +1,57 @@
+"""The worker of the sm70 engine: vLLM's GPU worker, which also says what each batch is for and what it runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu_worker import Worker
+
+from sm70_engine.acceleration.routes import set_captured_stages, set_stages
+from sm70_engine.attention.backend import NAME, refusals
+from sm70_engine.kernels import torch_ops
+from sm70_engine.plugin.autotune import pruned
+from sm70_engine.plugin.facts import Facts, routes_at_shutdown, worker_facts
+from sm70_engine.plugin.stages import stages_of
+from sm70_profiles.routes import Stage
+
+
+class Sm70Worker(Worker):  # type: ignore[misc]
+    """Executes models; see vLLM's worker for all that is not here."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        # Kernels cannot be loaded while a graph is captured.
+        torch_ops.prepare(self.device)
+
+    def compile_or_warm_up_model(self) -> Any:
+        drafts = self.vllm_config.speculative_config is not None
+        set_captured_stages((Stage.VERIFY if drafts else Stage.DECODE,))
+        return super().compile_or_warm_up_model()
+
+    def execute_model(self, scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
+        # The stages stand until the next batch: a draft model runs after this call has returned.
+        set_stages(stages_of(scheduler_output))
+        return super().execute_model(scheduler_output, *arguments, **options)
+
+    def sm70_facts(self) -> Facts:
+        """Reached through vLLM's `collective_rpc`."""
+        facts = worker_facts(self)
+        major, minor = torch.cuda.get_device_capability(self.device)
+        backends = str(facts["attention_backends"]).split(",")
+        return {
+            **facts,
+            # CUSTOM is the name that vLLM has room for; the backend's own is what users know.
+            "attention_backends": ",".join(NAME if name == "CUSTOM" else name for name in backends),
+            "cuda": torch.version.cuda,
+            "device": torch.cuda.get_device_name(self.device),
+            "compute_capability": f"{major}.{minor}",
+            "cudagraph_mode": str(self.vllm_config.compilation_config.cudagraph_mode),
+            "compilation_mode": str(self.vllm_config.compilation_config.mode),
+            "fallbacks": "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items())),
+            "autotune_pruned": len(pruned()),
+        }
+
+    def shutdown(self) -> None:
+        routes_at_shutdown()
+        super().shutdown()
