@@ -96,6 +96,7 @@ def _same_source(member: str) -> str:
 
 
 _SOURCES = [alias(CheckpointSource, member) for member in SOURCE_MEMBERS]
+_CLAIMS = [alias(CheckpointSource, member) for member in ("persistent_volume_claim", "hugging_face", "model_scope")]
 _RESERVED_PREFIXES = " && ".join(f"!key.startsWith('{prefix}')" for prefix in names.RESERVED_LABEL_PREFIXES)
 
 RULES: dict[str, tuple[Rule, ...]] = {
@@ -141,14 +142,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             "!has(self.compileCache) || !has(self.compileCache.existingClaim) || !["
             + ", ".join(
-                f"{given} && self.{part}.persistentVolumeClaim.claimName == self.compileCache.existingClaim"
-                for part, given in (
-                    ("model", "has(self.model.persistentVolumeClaim)"),
-                    ("draft", "has(self.draft) && has(self.draft.persistentVolumeClaim)"),
-                )
+                f"{given} && has(self.{part}.{source})"
+                f" && self.{part}.{source}.claimName == self.compileCache.existingClaim"
+                for part, given in (("model", "has(self.model)"), ("draft", "has(self.draft)"))
+                for source in _CLAIMS
             )
             + "].exists(same, same)",
-            "`compileCache.existingClaim` must be another claim than the checkpoints', which is mounted read-only",
+            "`compileCache.existingClaim` must be another claim than the checkpoints'",
             field_path=".compileCache",
         ),
     ),

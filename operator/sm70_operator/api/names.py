@@ -44,6 +44,11 @@ GOOD_ANNOTATION = f"{GROUP}/good-since"
 REJECTED_ANNOTATION = f"{GROUP}/rejected"
 """On a ControllerRevision: since when it is proven, or JSON that says why it is not tried again."""
 
+TERMINATION_LOG = "/dev/termination-log"
+"""Where Kubernetes looks for a container's last words."""
+JOB_CONTAINER = "job"
+"""The one container of a preflight or qualification Job."""
+
 NO_REVISION = "none"
 """The revision that a public Service selects while nothing is promoted; no hash can be spelt like this."""
 
@@ -89,6 +94,21 @@ def controller_revision_name(service: str, revision: str) -> str:
 def candidate_name(service: str) -> str:
     """The Service that reaches the revision under judgement and nothing else."""
     return f"{service}-candidate"
+
+
+def preflight_name(service: str, revision: str) -> str:
+    """The Job that looks at a revision without a GPU."""
+    return f"{service}-p{revision}"
+
+
+def claim_template_name(service: str, revision: str) -> str:
+    """The ResourceClaimTemplate of one revision."""
+    return f"{service}-gpus-{revision}"
+
+
+def fetch_container(what: str) -> str:
+    """The init container that downloads the `model` or the `draft`."""
+    return f"fetch-{what}"
 
 
 def compile_cache_name(service: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sm70_operator.api.conditions import Finding, Reason, with_remedy
 from sm70_operator.observe.facts import NodeFacts, PodFacts
-from sm70_operator.render.deployment import MEMORY_TOLERANCE_PERCENT
+from sm70_operator.render.revision import MEMORY_TOLERANCE_PERCENT
 from sm70_profiles.base import quantity_bytes
 from sm70_profiles.resolver import ResolvedGpus
 
@@ -37,7 +37,7 @@ def explain_waiting(
     if gpus is None or gpus.count == 0:
         return _false(Reason.UNSCHEDULABLE, f"The scheduler says: {words}")
     if nodes is not None:
-        suitable = [node for node in nodes if _suits(node, gpus)]
+        suitable = [node for node in nodes if suits(node, gpus)]
         if not suitable:
             return _mismatch(gpus, nodes)
         largest = max(suitable, key=lambda node: (node.allocatable.get(gpus.resource_name, 0), node.name))
@@ -55,7 +55,7 @@ def explain_waiting(
     return _false(Reason.UNSCHEDULABLE, f"The scheduler says: {words}")
 
 
-def _suits(node: NodeFacts, gpus: ResolvedGpus) -> bool:
+def suits(node: NodeFacts, gpus: ResolvedGpus) -> bool:
     if gpus.products and node.product not in gpus.products:
         return False
     if gpus.min_memory is not None and node.memory_mebibytes is not None:

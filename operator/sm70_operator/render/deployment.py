@@ -5,12 +5,15 @@ The pod satisfies the `restricted` pod security standard unless the user mounts 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sm70_operator.api import names
 from sm70_operator.api.pod import EnvVar
+from sm70_operator.render.fetch_step import downloads, fetch_steps, restricted
 from sm70_operator.render.objects import Manifest, Owner
-from sm70_operator.render.revision import CacheKind, Revision
+from sm70_operator.render.resource_claim import REQUEST, pod_claims, uses_claims
+from sm70_operator.render.revision import MEMORY_TOLERANCE_PERCENT, CacheKind, Revision
 from sm70_profiles.base import Document, quantity_bytes
 from sm70_profiles.identity import canonical_json
 from sm70_profiles.spec import CheckpointSource
@@ -25,8 +28,6 @@ STARTUP_BUDGET_SECONDS = 3600
 """A cold start of a large model takes many minutes; a start that hangs is for the status to tell, not for the probe."""
 DEPLOYMENT_DEADLINE_SECONDS = 604_800
 """Only so that the Deployment says whether it was ever complete: the deadline that counts is the operator's."""
-MEMORY_TOLERANCE_PERCENT = 95
-"""A driver keeps some of a card's memory, so a 16 GiB card is labelled with slightly less."""
 
 
 def render_deployment(owner: Owner, name: str, revision: Revision, replicas: int) -> Manifest:
@@ -45,7 +46,7 @@ def render_deployment(owner: Owner, name: str, revision: Revision, replicas: int
             "selector": {"matchLabels": selector},
             "template": {
                 "metadata": _pod_metadata(owner, revision, selector),
-                "spec": _pod_spec(revision),
+                "spec": pod_spec(owner, name, revision),
             },
         },
     }
@@ -63,7 +64,8 @@ def _pod_metadata(owner: Owner, revision: Revision, selector: dict[str, str]) ->
     return {**metadata, "annotations": annotations}
 
 
-def _pod_spec(revision: Revision) -> Manifest:
+def pod_spec(owner: Owner, name: str, revision: Revision) -> Manifest:
+    """The pod of a revision: the engine's, from which the preflight's is made too."""
     pod = revision.pod
     volumes, mounts = _volumes(revision)
     spec: Manifest = {
@@ -85,6 +87,8 @@ def _pod_spec(revision: Revision) -> Manifest:
         "volumes": volumes,
     }
     optional: Manifest = {
+        "initContainers": fetch_steps(revision, mounts),
+        "resourceClaims": pod_claims(owner, name, revision),
         "affinity": _affinity(revision),
         "nodeSelector": dict(pod.node_selector),
         "tolerations": [_plain(toleration) for toleration in pod.tolerations],
@@ -113,18 +117,18 @@ def _container(revision: Revision, mounts: list[Manifest]) -> Manifest:
         "livenessProbe": {**_http(names.HEALTH_PATH, 10), "periodSeconds": 30, "failureThreshold": 10},
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         "terminationMessagePolicy": "File",
-        "resources": {"requests": dict(revision.resources.requests), "limits": dict(revision.resources.limits)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-        },
+        "resources": _resources(revision),
+        "securityContext": restricted(),
         "volumeMounts": mounts,
     }
     if revision.image_pull_policy is not None:
         container["imagePullPolicy"] = str(revision.image_pull_policy)
     return container
+
+
+def _resources(revision: Revision) -> Manifest:
+    claims: Manifest = {"claims": [{"name": REQUEST}]} if uses_claims(revision) else {}
+    return {"requests": dict(revision.resources.requests), "limits": dict(revision.resources.limits), **claims}
 
 
 def _http(path: str, timeout: int) -> Manifest:
@@ -155,13 +159,14 @@ def _variable(variable: EnvVar) -> Manifest:
 def _volumes(revision: Revision) -> tuple[list[Manifest], list[Manifest]]:
     volumes: list[Manifest] = []
     mounts: list[Manifest] = []
+    filled = {hub.claim_name for _, _, hub, _ in downloads(revision)}
     for name, source, mount in (
         ("model", revision.model, names.MODEL_MOUNT),
         ("draft", revision.draft, names.DRAFT_MOUNT),
     ):
         if source is None:
             continue
-        volume = _checkpoint_volume(source)
+        volume = _checkpoint_volume(source, filled)
         # Kubernetes wants a claim that two mounts share to be one volume.
         known = next((one["name"] for one in volumes if {**one, "name": ""} == {"name": "", **volume}), None)
         if known is None:
@@ -178,10 +183,14 @@ def _volumes(revision: Revision) -> tuple[list[Manifest], list[Manifest]]:
     return volumes, mounts
 
 
-def _checkpoint_volume(source: CheckpointSource) -> Manifest:
-    if source.persistent_volume_claim is not None:
+def _checkpoint_volume(source: CheckpointSource, filled: Collection[str]) -> Manifest:
+    """The volume of a checkpoint. `filled`: claims that a download is written to, which must be one writable volume."""
+    claim = source.persistent_volume_claim or source.hub
+    if claim is not None and claim.claim_name in filled:
+        return {"persistentVolumeClaim": {"claimName": claim.claim_name}}
+    if claim is not None:
         # Read-only at the volume, or fsGroup would change the owner of the user's files.
-        return {"persistentVolumeClaim": {"claimName": source.persistent_volume_claim.claim_name, "readOnly": True}}
+        return {"persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}
     if source.host_path is not None:
         return {"hostPath": {"path": source.host_path.path, "type": "Directory"}}
     if source.image is not None:
@@ -214,8 +223,8 @@ def _affinity(revision: Revision) -> Manifest:
 def _node_demands(revision: Revision) -> list[Manifest]:
     """Node labels of GPU feature discovery; a pod without GPUs goes anywhere."""
     gpus = revision.gpus
-    if gpus.count == 0:
-        return []
+    if gpus.count == 0 or uses_claims(revision):
+        return []  # a claim selects the devices, and by them the node
     demands: list[Manifest] = []
     if gpus.products:
         demands.append({"key": names.GPU_PRODUCT_LABEL, "operator": "In", "values": list(gpus.products)})

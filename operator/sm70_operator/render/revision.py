@@ -16,6 +16,9 @@ from sm70_profiles.spec import CheckpointSource, DraftSource, GpuAllocation, Mod
 RENDER_VERSION = 1
 """Raised when the same revision is to render to another pod; every service is then replaced."""
 
+MEMORY_TOLERANCE_PERCENT = 95
+"""A driver keeps some of a card's memory, so a 16 GiB card is labelled with slightly less."""
+
 
 class CacheKind(StrEnum):
     EMPTY = "Empty"
