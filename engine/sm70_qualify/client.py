@@ -237,12 +237,12 @@ class Endpoint:
             raise EndpointError("the endpoint sent something that is no completion") from error
         return gatherer.answer(stream)
 
-    def models(self) -> tuple[str, ...]:
-        """Names of the served models. Raises EndpointError."""
+    def models(self) -> dict[str, int | None]:
+        """The served models by name, with the tokens that a context has room for where the server says it."""
         found = self._get("/v1/models").get("data")
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise EndpointError("the endpoint's list of models is none")
-        return tuple(str(one.get("id")) for one in found)
+        return {str(one.get("id"))[:256]: _count(one.get("max_model_len")) for one in found[:1024]}
 
     def tokenize(self, text: str) -> tuple[int, ...] | None:
         """Token ids of a text without special tokens; None where the server does not offer this (vLLM does)."""
