@@ -1,21 +1,25 @@
-"""A thin client of the API server: plain dictionaries in and out, over kubernetes_asyncio's authenticated transport."""
+"""A thin client of the API server: plain dictionaries in and out, with kopf's credentials."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-from kubernetes_asyncio import config
-from kubernetes_asyncio.client import ApiClient, Configuration
+import kopf
+from yarl import URL
 
 from sm70_profiles.report import printable
 
 Raw = dict[str, Any]
+TOKEN_SECONDS = 60.0
+MAX_CONNECTIONS = 64
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -48,26 +52,59 @@ class ApiError(Exception):
 
 
 async def connect(timeout_seconds: int) -> ApiServer:
-    """A client with the pod's service account, or else with the kubeconfig of the environment."""
-    configuration = Configuration()
+    """A client with the pod's service account, or else with the kubeconfig of the environment. Raises OSError."""
+    info = _credentials()
+    connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=info.as_ssl_context())
+    session = aiohttp.ClientSession(connector=connector)
+    return ApiServer(session, info.server, Authorization(_credentials), timeout_seconds)
+
+
+def _credentials() -> kopf.ConnectionInfo:
     try:
-        config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException:
-        await config.load_kube_config(client_configuration=configuration)
-    return ApiServer(ApiClient(configuration), timeout_seconds)
+        settings = kopf.OperatorSettings()
+        found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    except (LookupError, ValueError, kopf.LoginError) as error:
+        raise OSError(f"the kubeconfig cannot be used: {error!r}") from error
+    if found is None:
+        raise OSError("there is neither a service account nor a kubeconfig")
+    return found
+
+
+class Authorization:
+    """The headers of a request. Read again every minute, because the kubelet replaces a service account's token."""
+
+    def __init__(
+        self, credentials: Callable[[], kopf.ConnectionInfo], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._credentials, self._clock = credentials, clock
+        self._headers: dict[str, str] = {}
+        self._read_at: float | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Never raises: what cannot be read now stays what it was."""
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= TOKEN_SECONDS:
+            self._read_at = now
+            with contextlib.suppress(OSError):
+                self._headers = self._credentials().as_http_headers()
+        return self._headers
 
 
 class ApiServer:
     """Reads and writes objects. Every call raises ApiError and nothing else."""
 
-    def __init__(self, client: Any, timeout_seconds: int) -> None:
-        self._client = client
+    def __init__(
+        self, session: aiohttp.ClientSession, server: str, authorization: Authorization, timeout_seconds: int
+    ) -> None:
+        self._session = session
+        self._server = server.rstrip("/")
+        self._authorization = authorization
         self._timeout = timeout_seconds
         self.observe: Callable[[str, str, int], None] = lambda verb, kind, code: None
         """Told of every request: verb, kind and status code."""
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._session.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
         """The object, or None if there is none."""
@@ -123,18 +160,12 @@ class ApiServer:
         code = 0
         try:
             async with asyncio.timeout(self._timeout):
-                response = await self._client.call_api(
-                    path,
-                    method,
-                    query_params=list((query or {}).items()),
-                    header_params={"Content-Type": content_type, "Accept": JSON},
-                    body=body,
-                    auth_settings=["BearerToken"],
-                    _preload_content=False,
-                    _return_http_data_only=True,
-                )
-                code = response.status
-                data = await _bounded(response)
+                headers = {"Content-Type": content_type, "Accept": JSON, **self._authorization.headers()}
+                url = URL(self._server + path, encoded=True).with_query(query or {})
+                sent = None if body is None else json.dumps(body)
+                async with self._session.request(method, url, data=sent, headers=headers) as response:
+                    code = response.status
+                    data = await _bounded(response)
         except (aiohttp.ClientError, ssl.SSLError, TimeoutError, OSError) as error:
             raise ApiError(0, f"{method} {path}: no answer ({type(error).__name__})") from error
         finally:
@@ -142,7 +173,7 @@ class ApiServer:
         return _read(method, path, code, data)
 
 
-async def _bounded(response: Any) -> bytes:
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     data = b""
     async for chunk in response.content.iter_chunked(1 << 16):
         data += chunk
