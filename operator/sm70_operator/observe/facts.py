@@ -16,6 +16,8 @@ from sm70_profiles.report import printable
 Raw = Mapping[str, Any]
 MESSAGE_LENGTH = 700
 """Longest piece of foreign text that enters a condition."""
+MAX_STEPS = 8
+_MAIN = (names.CONTAINER, names.JOB_CONTAINER)
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,12 @@ class Exit:
 
 @dataclass(frozen=True)
 class ContainerFacts:
-    """The engine's container. `started`: the startup probe has passed."""
+    """The engine's container, or the one of a Job, or an init container. `started`: the startup probe has passed."""
 
+    name: str = ""
     id: str = ""
+    image_id: str = ""
+    """The image by its digest, as the node's runtime names it."""
     started: bool = False
     running: bool = False
     restarts: int = 0
@@ -49,6 +54,7 @@ class PodFacts:
     service: str
     revision: str
     created: datetime
+    component: str = names.ENGINE_COMPONENT
     node: str = ""
     ip: str = ""
     phase: str = ""
@@ -61,6 +67,10 @@ class PodFacts:
     """GPUs (any extended resource) that the pod asks for."""
     memory_limit: str = ""
     container: ContainerFacts | None = None
+    steps: tuple[ContainerFacts, ...] = ()
+    """Init containers that have something to say, in their order."""
+    claims: bool = False
+    """GPUs (or other devices) are held by resource claims, which `gpus` does not show."""
 
     @property
     def ended(self) -> bool:
@@ -140,6 +150,7 @@ def parse_pod(raw: Raw) -> PodFacts:
         service=labels.get(names.SERVICE_LABEL, ""),
         revision=labels.get(names.REVISION_LABEL, ""),
         created=created,
+        component=labels.get(names.COMPONENT_LABEL, names.ENGINE_COMPONENT),
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
         phase=status.get("phase") or "",
@@ -150,19 +161,22 @@ def parse_pod(raw: Raw) -> PodFacts:
         unready_since=None if is_ready else parse_time(ready.get("lastTransitionTime")) or created,
         gpus=_extended(limits),
         memory_limit=str(limits.get("memory", "")),
-        container=_container(status.get("containerStatuses") or ()),
+        container=next(
+            (_container(one) for one in status.get("containerStatuses") or () if one.get("name") in _MAIN), None
+        ),
+        steps=tuple(_container(one) for one in (status.get("initContainerStatuses") or ())[:MAX_STEPS]),
+        claims=bool(spec.get("resourceClaims")),
     )
 
 
-def _container(statuses: Any) -> ContainerFacts | None:
-    raw = next((one for one in statuses if one.get("name") == names.CONTAINER), None)
-    if raw is None:
-        return None
+def _container(raw: Raw) -> ContainerFacts:
     state, last = raw.get("state") or {}, raw.get("lastState") or {}
     ended = state.get("terminated") or last.get("terminated")
     waiting = state.get("waiting") or {}
     return ContainerFacts(
+        name=printable(raw.get("name") or "", 63),
         id=raw.get("containerID") or "",
+        image_id=printable(raw.get("imageID") or "", 512),
         started=bool(raw.get("started")),
         running="running" in state,
         restarts=int(raw.get("restartCount") or 0),
