@@ -8,18 +8,26 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 from sm70_engine.acceleration.routes import CountersError, create_counters, read_counters
-from sm70_engine.serve.arguments import USAGE, read_command_line
+from sm70_engine.acceleration.startup import enter
+from sm70_engine.cache.key import complete
+from sm70_engine.cache.use import prepared
+from sm70_engine.serve.arguments import USAGE, CommandLine, read_command_line
 from sm70_engine.serve.display import decisions
 from sm70_engine.serve.failure import ServeError
 from sm70_engine.serve.last_words import classify, failure, oom_kills, shutdown, termination_file, write_termination
-from sm70_engine.serve.launch import Launch, plan_launch
+from sm70_engine.serve.launch import Launch, explained, plan_launch, strict_start, verified
+from sm70_engine.serve.preflight import preflight, readable
+from sm70_engine.serve.status import answered
 from sm70_engine.serve.supervise import FORWARDED, Supervisor
 from sm70_engine.serve.versions import check_versions
 from sm70_engine.session import SESSION_ENVIRONMENT, SessionFolder
-from sm70_profiles.report import RouteCount
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import RouteCount, StartupPhase
+from sm70_profiles.resolver import ServeRequest
 from sm70_profiles.termination import Termination
 
 REFUSED, FAILED = 2, 1
@@ -36,13 +44,7 @@ def main(arguments: list[str] | None = None, environment: MutableMapping[str, st
         if command_line.help or command_line.request is None:
             print(USAGE)
             return 0
-        launch = plan_launch(command_line.request, environment)
-        if command_line.render:
-            print(decisions(launch))
-            return 0
-        check_versions(launch.resolution.flavour)
-        print(decisions(launch), flush=True)
-        return _serve(launch, environment)
+        return _run(command_line, command_line.request, environment)
     except ServeError as error:
         return _end(failure(error), REFUSED, environment)
     except _AskedEarlyError as asked:
@@ -57,34 +59,70 @@ def _asked_early(number: int, _frame: object) -> None:
     raise _AskedEarlyError(signal.Signals(number).name)
 
 
+def _run(command_line: CommandLine, request: ServeRequest, environment: MutableMapping[str, str]) -> int:
+    """Raises ServeError for whatever is refused."""
+    strictly = strict_start(command_line.from_environment, environment)
+    if command_line.preflight:
+        found = preflight(request, environment, command_line.skip, strictly)
+        print(readable(found), flush=True)
+        write_termination(termination_file(environment), found)
+        return 0 if found.reason is TerminationReason.PASSED else REFUSED
+    launch = plan_launch(request, environment, strictly=strictly)
+    print(decisions(launch), flush=True)
+    if command_line.render:
+        return 0
+    check_versions(launch.resolution.flavour)
+    return _serve(verified(launch, command_line.skip), environment)
+
+
 def _serve(launch: Launch, environment: MutableMapping[str, str]) -> int:
+    resolution = launch.resolution
+    identity = complete(resolution.cache, resolution.flavour, environment) if resolution.cache is not None else None
+    with prepared(resolution, identity, environment) as cache, session_folder_of(environment) as folder:
+        if cache.enabled and cache.message:
+            print(f"sm70-serve: warning: compile cache: {cache.message}", flush=True)
+        folder.write(launch.session(cache))
+        create_counters(folder.counters)
+        enter(folder.startup, StartupPhase.STARTING)
+        with answered(environment, folder.startup):
+            return _supervise(launch, {**environment, **launch.environment, **cache.variables()}, folder, environment)
+
+
+def _supervise(
+    launch: Launch, variables: dict[str, str], folder: SessionFolder, environment: MutableMapping[str, str]
+) -> int:
+    supervisor = Supervisor(
+        launch.command, {**variables, SESSION_ENVIRONMENT: str(folder.path)}, launch.request.drain_timeout_seconds
+    )
+    kills = oom_kills()
+
+    def counts() -> tuple[RouteCount, ...]:
+        try:
+            return read_counters(folder.counters)
+        except CountersError:
+            return ()
+
+    # Written before the server is told and again afterwards: the first stands if the rest is cut short.
+    def at_signal() -> None:
+        write_termination(termination_file(environment), shutdown("shutting down", counts()))
+
+    status = supervisor.run(at_signal)
+    if supervisor.asked is not None:
+        how = "" if status == 0 else f"; the server's own status was {status}"
+        return _end(shutdown(f"ended by {supervisor.asked.name}{how}", counts()), 0, environment)
+    refusal = folder.refusal()
+    if refusal is not None:
+        return _end(failure(explained(refusal)), REFUSED, environment)
+    error = classify(status, supervisor.tail, oom_kills() - kills)
+    return _end(failure(error, counts()), FAILED, environment)
+
+
+@contextmanager
+def session_folder_of(environment: MutableMapping[str, str]) -> Iterator[SessionFolder]:
+    """A session's folder that goes with the context."""
     folder = SessionFolder.create(environment)
     try:
-        folder.write(launch.session(environment))
-        create_counters(folder.counters)
-        supervisor = Supervisor(
-            launch.command,
-            {**environment, **launch.environment, SESSION_ENVIRONMENT: str(folder.path)},
-            launch.request.drain_timeout_seconds,
-        )
-        kills = oom_kills()
-
-        def counts() -> tuple[RouteCount, ...]:
-            try:
-                return read_counters(folder.counters)
-            except CountersError:
-                return ()
-
-        # Written before the server is told and again afterwards: the first stands if the rest is cut short.
-        def at_signal() -> None:
-            write_termination(termination_file(environment), shutdown("shutting down", counts()))
-
-        status = supervisor.run(at_signal)
-        if supervisor.asked is not None:
-            how = "" if status == 0 else f"; the server's own status was {status}"
-            return _end(shutdown(f"ended by {supervisor.asked.name}{how}", counts()), 0, environment)
-        error = classify(status, supervisor.tail, oom_kills() - kills)
-        return _end(failure(error, counts()), FAILED, environment)
+        yield folder
     finally:
         folder.remove()
 

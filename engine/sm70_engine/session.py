@@ -15,13 +15,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sm70_engine.acceleration.strict import StrictRefusal
+from sm70_engine.cache.use import CacheUse
 from sm70_profiles.base import Document
 from sm70_profiles.profile import EngineFlavour
+from sm70_profiles.report import CheckpointReport, CompileCacheReport
 from sm70_profiles.resolver import Facts, ServeRequest
 from sm70_profiles.spec import Overrides
 
 SESSION_ENVIRONMENT = "SM70_SESSION"
-_DOCUMENT, _COUNTERS, _ANNOUNCED = "session.json", "routes", "announced"
+_DOCUMENT, _COUNTERS, _ANNOUNCED, _STARTUP = "session.json", "routes", "announced", "startup"
+_REFUSAL, _CACHE = "refusal.json", "cache.json"
 
 
 class SessionError(RuntimeError):
@@ -40,8 +44,10 @@ class Session(Document):
     """The arguments of `vllm serve`."""
     profile_hash: str
     env_hash: str
-    cache_directory: str
-    cache_files_before: int
+    strict: bool = False
+    """Whether it must end when an expected path is not enabled."""
+    cache: CacheUse = CacheUse(enabled=False)
+    checkpoints: tuple[CheckpointReport, ...] = ()
 
     @property
     def flavour(self) -> EngineFlavour:
@@ -76,13 +82,52 @@ class SessionFolder:
         except (OSError, ValidationError) as error:
             raise SessionError(f"{SESSION_ENVIRONMENT}={self.path} holds no session: {error}") from None
 
+    @property
+    def startup(self) -> Path:
+        """The phases of the start (`acceleration.startup`)."""
+        return self.path / _STARTUP
+
     def announce_once(self) -> bool:
         """True for the first caller among all processes of the server, False afterwards."""
+        return self._first(_ANNOUNCED)
+
+    def finish_once(self) -> bool:
+        """The same for what is done once when the engine is there."""
+        return self._first("finished")
+
+    def refuse(self, refusal: StrictRefusal) -> None:
+        """Leaves the reason of a refused start for `sm70-serve`, whole: a log line is not."""
+        self._replace(_REFUSAL, refusal.model_dump_json(by_alias=True))
+
+    def refusal(self) -> StrictRefusal | None:
+        """Why a process of the server refused to start, if one did."""
         try:
-            (self.path / _ANNOUNCED).touch(exist_ok=False)
+            return StrictRefusal.model_validate_json((self.path / _REFUSAL).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def write_cache(self, report: CompileCacheReport) -> None:
+        """Keeps what the compile cache did for this start, for every API server's report."""
+        self._replace(_CACHE, report.model_dump_json(by_alias=True))
+
+    def cache(self) -> CompileCacheReport | None:
+        """What was kept; None while the start is not over."""
+        try:
+            return CompileCacheReport.model_validate_json((self.path / _CACHE).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def _first(self, name: str) -> bool:
+        try:
+            (self.path / name).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
+
+    def _replace(self, name: str, text: str) -> None:
+        new = self.path / f"{name}.{os.getpid()}"
+        new.write_text(text)
+        new.replace(self.path / name)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

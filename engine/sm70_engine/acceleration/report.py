@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata as metadata
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sm70_engine.acceleration.capacity import capacity_of
 from sm70_engine.acceleration.device import cpu_device, nvml_device
-from sm70_engine.session import Session
+from sm70_engine.acceleration.startup import read_startup
+from sm70_engine.acceleration.strict import waiting_paths
+from sm70_engine.acceleration.versions import version_of
+from sm70_engine.session import Session, SessionFolder
+from sm70_profiles.flags import speculates
 from sm70_profiles.profile import EngineFlavour
 from sm70_profiles.report import (
     AccelerationReport,
@@ -23,20 +27,12 @@ from sm70_profiles.report import (
     RouteCount,
 )
 from sm70_profiles.resolver import Origin
-from sm70_profiles.routes import ROUTES
+from sm70_profiles.routes import ROUTES, Stage
 from sm70_profiles.rules import Capabilities, judge_paths, settled_values, summarize
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, Overrides
 
 MAX_CACHE_FILES = 100_000
 IMAGE_ENVIRONMENT = "SM70_ENGINE_IMAGE"
-
-
-def version_of(distribution: str) -> str | None:
-    """The installed version of a distribution, without importing it."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
@@ -71,20 +67,17 @@ def _device(flavour: EngineFlavour, environment: Mapping[str, str]) -> DeviceFac
     return (nvml_device() if flavour is EngineFlavour.SM70 else None) or cpu_device(environment)
 
 
-def _compile_cache(session: Session, settings: Overrides, environment: Mapping[str, str]) -> CompileCacheReport:
-    off = environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") not in ("", "0")
-    message = ""
-    if settings.enforce_eager:
-        message = "`enforceEager`: nothing is compiled"
-    elif off:
-        message = "VLLM_DISABLE_COMPILE_CACHE is set"
-    return CompileCacheReport(
-        enabled=not off and not settings.enforce_eager,
-        directory=session.cache_directory,
-        files_before=session.cache_files_before,
-        files_added=max(0, count_files(Path(session.cache_directory)) - session.cache_files_before),
-        message=message,
-    )
+def _compile_cache(
+    session: Session, folder: SessionFolder | None, environment: Mapping[str, str]
+) -> CompileCacheReport:
+    """What the cache did for this start; while it is not over, what is known so far."""
+    finished = folder.cache() if folder is not None else None
+    if finished is not None:
+        return finished
+    report = session.cache.warming()
+    if not report.enabled:
+        return report.model_copy(update={"directory": str(cache_directory(environment))})
+    return report.model_copy(update={"files_added": session.cache.files_added()})
 
 
 def build_report(
@@ -95,10 +88,12 @@ def build_report(
     environment: Mapping[str, str],
     worker_facts: Mapping[str, str | int | None] | None = None,
     cuda: str | None = None,
+    folder: SessionFolder | None = None,
 ) -> AccelerationReport:
     """The report of now. `settings` are those that the paths are judged by."""
     profile = session.request.profile
     paths = judge_paths(profile, settings, capabilities)
+    stages = set(Stage) if speculates(settings) else {Stage.PREFILL, Stage.DECODE}
     possible = {path.route for path in paths if path.state is not PathState.NOT_APPLICABLE}
     return AccelerationReport(
         engine=_engine(environment, cuda),
@@ -108,15 +103,20 @@ def build_report(
         paths=paths,
         expected_acceleration=profile.expected_acceleration,
         summary=summarize(paths),
-        compile_cache=_compile_cache(session, settings, environment),
+        compile_cache=_compile_cache(session, folder, environment),
         # A route that may run and did not is shown with zero; one that cannot run here only if it ran after all.
         routes=tuple(
             row
             for row in counts
-            if row.dispatches or row.captures or (row.route in possible and row.stage in ROUTES[row.route].stages)
+            if row.dispatches
+            or row.captures
+            or (row.route in possible and row.stage in ROUTES[row.route].stages and row.stage in stages)
         ),
         worker_facts=dict(worker_facts or {}),
         settled=settled_values(settings, worker_facts or {}),
+        capacity=capacity_of(worker_facts or {}),
+        startup=read_startup(folder.startup) if folder is not None else None,
+        checkpoints=session.checkpoints,
         observed_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 
@@ -133,9 +133,7 @@ def blocking_path(paths: tuple[PathReport, ...], policy: Acceleration) -> PathRe
     """
     if policy.policy is AccelerationPolicy.REPORT:
         return None
-    allowed = {allowance.path for allowance in policy.allow_disabled}
-    waiting = (path for path in paths if path.expected and path.state is not PathState.ENABLED)
-    return next((path for path in waiting if path.name not in allowed), None)
+    return next(iter(waiting_paths(paths, policy.allow_disabled)), None)
 
 
 def readable(report: AccelerationReport) -> str:

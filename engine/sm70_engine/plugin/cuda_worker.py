@@ -12,11 +12,12 @@ from sm70_engine.attention.backend import NAME, refusals
 from sm70_engine.kernels import torch_ops
 from sm70_engine.plugin.autotune import pruned
 from sm70_engine.plugin.facts import Facts, routes_at_shutdown, worker_facts
+from sm70_engine.plugin.phases import PhasedWorker
 from sm70_engine.plugin.stages import stages_of
 from sm70_profiles.routes import Stage
 
 
-class Sm70Worker(Worker):  # type: ignore[misc]
+class Sm70Worker(PhasedWorker, Worker):  # type: ignore[misc]
     """Executes models; see vLLM's worker for all that is not here."""
 
     def init_device(self) -> None:

@@ -15,12 +15,14 @@ from fastapi.responses import JSONResponse, Response
 from vllm.logger import init_logger
 
 from sm70_engine.acceleration.capabilities import capabilities
+from sm70_engine.acceleration.enforce import enforce
 from sm70_engine.acceleration.report import blocking_path, build_report
 from sm70_engine.acceleration.routes import read_counters
 from sm70_engine.plugin.effective import effective_settings
 from sm70_engine.plugin.metrics import attach_metrics
+from sm70_engine.plugin.phases import enter_phase
 from sm70_engine.session import current_session, session_folder
-from sm70_profiles.report import AccelerationReport
+from sm70_profiles.report import AccelerationReport, CacheState, StartupPhase
 
 logger = init_logger("vllm.sm70")
 router = APIRouter()
@@ -35,7 +37,7 @@ class Observer:
         self._facts: dict[str, str | int | None] | None = None
         folder = session_folder()
         assert folder is not None
-        self._counters = folder.counters
+        self._folder = folder
         self._session = current_session()
 
     def alive(self) -> bool:
@@ -49,10 +51,25 @@ class Observer:
             self._session,
             settings,
             capabilities(self._session, os.environ),
-            read_counters(self._counters),
+            read_counters(self._folder.counters),
             os.environ,
             self._facts,
+            folder=self._folder,
         )
+
+    def started(self) -> None:
+        """What is done once when the engine is there and before the server listens.
+
+        Raises StrictStartError.
+        """
+        enforce(self._session, self._folder, self.report().paths)
+        if not self._folder.finish_once():
+            return
+        cache = self._session.cache.finish()
+        self._folder.write_cache(cache)
+        log = logger.info if cache.state in (CacheState.OFF, CacheState.WARM) else logger.warning
+        log("sm70: compile cache %s: %s", cache.state, cache.message)
+        enter_phase(StartupPhase.SERVING)
 
     async def learn_worker_facts(self) -> None:
         """Asks the workers once; the answers do not change while a server lives. Kept: those of rank 0."""
@@ -122,4 +139,7 @@ class AccelerationEndpoints:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         if engine_client is not None and session_folder() is not None:
-            state.sm70_observer = Observer(engine_client)
+            observer = Observer(engine_client)
+            await observer.learn_worker_facts()
+            await asyncio.to_thread(observer.started)
+            state.sm70_observer = observer

@@ -32,7 +32,8 @@ def platform() -> str | None:
     from sm70_engine.plugin.settings import read_settings
 
     settings = read_settings(os.environ)
-    if not serves(device_capability(), settings.pretend):
+    # A preflight only has arguments parsed: it needs the platform and no device.
+    if not serves(device_capability(), settings.pretend) and os.environ.get("SM70_PREFLIGHT") != "1":
         return None
     settings.apply(os.environ)
     from sm70_engine.plugin import hooks

@@ -27,7 +27,20 @@ def worker_facts(worker: Any) -> Facts:
         "kv_cache_dtype": str(cache.cache_dtype),
         "attention_backends": ",".join(sorted(backends)),
         "model_runner": type(worker.model_runner).__name__,
+        **_capacity(worker),
     }
+
+
+def _capacity(worker: Any) -> Facts:
+    """How much the KV cache holds, in the engine's own reckoning; empty for a runner that does not say."""
+    config = getattr(worker.model_runner, "kv_cache_config", None)
+    if config is None or not config.kv_cache_groups:
+        return {}
+    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+
+    longest = worker.vllm_config.model_config.max_model_len
+    residents = get_max_concurrency_for_kv_cache_config(worker.vllm_config, config)
+    return {"kv_tokens": int(residents * longest), "max_model_len": longest, "residents": int(residents)}
 
 
 def routes_at_shutdown() -> None:

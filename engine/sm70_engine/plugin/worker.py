@@ -8,10 +8,11 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from sm70_engine.acceleration.routes import set_stages
 from sm70_engine.plugin.facts import routes_at_shutdown, worker_facts
+from sm70_engine.plugin.phases import PhasedWorker
 from sm70_engine.plugin.stages import stages_of
 
 
-class CpuReferenceWorker(CPUWorker):  # type: ignore[misc]
+class CpuReferenceWorker(PhasedWorker, CPUWorker):  # type: ignore[misc]
     """Executes models; see vLLM's worker for all that is not here."""
 
     def execute_model(self, scheduler_output: Any, *arguments: Any, **options: Any) -> Any:

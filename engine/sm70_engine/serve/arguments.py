@@ -7,7 +7,7 @@ user really asked for. Every other option goes to vLLM as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from sm70_engine.serve.failure import ServeError, refused
+from sm70_engine.serve.pins import SkippableCheck
+from sm70_profiles.base import printable
 from sm70_profiles.catalog import ProfileNotFoundError, load_profile
 from sm70_profiles.documents import DocumentError, describe, parse_profile
 from sm70_profiles.profile import Profile
@@ -23,15 +25,20 @@ from sm70_profiles.resolver import ServeRequest
 from sm70_profiles.typed import read_options
 
 REQUEST_ENVIRONMENT = "SM70_SERVE_REQUEST"
+SKIP_ENVIRONMENT = "SM70_SKIP_CHECKS"
 USAGE = """\
-usage: sm70-serve MODEL --profile NAME|FILE [--draft FOLDER] [--render] [any option of `vllm serve`]
+usage: sm70-serve MODEL --profile NAME|FILE [--draft FOLDER] [--render | --preflight] [any option of `vllm serve`]
+       sm70-serve [--render | --preflight]
 
-  MODEL      folder of the checkpoint
-  --profile  a built-in profile (`sm70-profiles list`) or a file with one
-  --draft    folder of the draft model
-  --render   print what would be run and stop
+  MODEL         folder of the checkpoint
+  --profile     a built-in profile (`sm70-profiles list`) or a file with one
+  --draft       folder of the draft model; the profile's pinned one is not fetched then
+  --skip-check  leave out a check by its name: model-sha256 or draft-sha256; may be repeated
+  --render      print what would be run and stop
+  --preflight   check all that can be known without a GPU and without loading weights, and stop
 
-Options of vLLM win over the profile. Without arguments the whole request is read from $SM70_SERVE_REQUEST.
+Options of vLLM win over the profile. Without a model the whole request is read from $SM70_SERVE_REQUEST.
+$SM70_REQUIRE_PROFILE_ACCELERATION=1 refuses a start in which an expected path is not enabled.
 The API key is read from $VLLM_API_KEY and never from the command line."""
 
 OWN = {
@@ -51,8 +58,12 @@ class CommandLine:
     """What the user asked for."""
 
     render: bool = False
+    preflight: bool = False
     help: bool = False
+    skip: frozenset[SkippableCheck] = frozenset()
     request: ServeRequest | None = None
+    from_environment: bool = False
+    """Whether the request was handed over, as the operator does, rather than typed."""
 
 
 def _refuse(message: str, remedy: str = "See `sm70-serve --help`.") -> ServeError:
@@ -61,17 +72,46 @@ def _refuse(message: str, remedy: str = "See `sm70-serve --help`.") -> ServeErro
 
 def read_command_line(arguments: list[str], environment: Mapping[str, str]) -> CommandLine:
     """The command. Raises ServeError for what cannot be understood."""
-    result = CommandLine(render="--render" in arguments, help=bool({"-h", "--help"} & set(arguments)))
-    rest = [argument for argument in arguments if argument != "--render"]
+    result = CommandLine(
+        render="--render" in arguments,
+        preflight="--preflight" in arguments,
+        help=bool({"-h", "--help"} & set(arguments)),
+    )
     if result.help:
         return result
+    skipped, rest = _take_skipped([word for word in arguments if word not in ("--render", "--preflight")])
+    result.skip = _skippable([*environment.get(SKIP_ENVIRONMENT, "").split(","), *skipped])
     if rest:
         result.request = _request(rest)
     elif text := environment.get(REQUEST_ENVIRONMENT):
-        result.request = parse_request(text)
+        result.request, result.from_environment = parse_request(text), True
     else:
         raise _refuse(f"nothing to serve: give a model, or a request in ${REQUEST_ENVIRONMENT}")
     return result
+
+
+def _take_skipped(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The values of `--skip-check`, and all other words in order."""
+    skipped, rest, pending = [], [], list(arguments)
+    while pending:
+        word = pending.pop(0)
+        option, joined, value = word.partition("=")
+        if option != "--skip-check":
+            rest.append(word)
+        elif not joined and not pending:
+            raise _refuse("`--skip-check` must have a value")
+        else:
+            skipped.append(value if joined else pending.pop(0))
+    return skipped, rest
+
+
+def _skippable(names: Iterable[str]) -> frozenset[SkippableCheck]:
+    wanted = {name.strip() for name in names} - {""}
+    unknown = sorted(wanted - set(SkippableCheck))
+    if unknown:
+        known = " or ".join(SkippableCheck)
+        raise _refuse(f"a check to skip must be {known}; found {printable(', '.join(unknown), 200)}")
+    return frozenset(map(SkippableCheck, wanted))
 
 
 def parse_request(text: str) -> ServeRequest:

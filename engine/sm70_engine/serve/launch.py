@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata as metadata
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm70_engine.acceleration.report import cache_directory, count_files
+from sm70_engine.acceleration.strict import StrictRefusal, StrictStartError, refuse_unless_complete, strict
+from sm70_engine.cache.use import CacheUse, cache_home
+from sm70_engine.plugin.settings import SettingsError, read_settings
 from sm70_engine.serve.checkpoint import read_checkpoint
-from sm70_engine.serve.failure import refused
+from sm70_engine.serve.failure import ServeError, refused
+from sm70_engine.serve.pins import check_pins
 from sm70_engine.session import Session
 from sm70_profiles.identity import digest
 from sm70_profiles.profile import EngineFlavour
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import CheckpointReport
 from sm70_profiles.resolver import Facts, Resolution, ServeRequest, resolve
+from sm70_profiles.settings import DRAFT_MODEL_METHODS
 
 SWITCH_PREFIXES = ("VLLM_", "TORCHINDUCTOR_")
 PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins", "vllm.endpoint_plugins")
@@ -31,9 +37,21 @@ class Launch:
     environment: dict[str, str]
     """What is set in addition to the environment of `sm70-serve`, save for the session."""
 
-    def session(self, environment: Mapping[str, str]) -> Session:
-        """The document for the server's processes; counts the files that the compile cache has now."""
-        cache = cache_directory(environment)
+    cache_home: Path
+    """Where this user's caches lie."""
+    strict: bool = False
+    """Whether the server must end when an expected path is not enabled."""
+    checkpoints: tuple[CheckpointReport, ...] = ()
+
+    @property
+    def downloads_draft(self) -> bool:
+        """Whether the draft is fetched from a hub at the start."""
+        speculation = self.resolution.settings.speculation
+        drafts = speculation is not None and speculation.method in DRAFT_MODEL_METHODS
+        return drafts and self.request.draft_path is None
+
+    def session(self, cache: CacheUse | None = None) -> Session:
+        """The document for the server's processes."""
         return Session(
             request=self.request,
             facts=self.facts,
@@ -41,8 +59,9 @@ class Launch:
             argv=self.resolution.argv,
             profile_hash=self.resolution.profile_hash,
             env_hash=digest(self.environment),
-            cache_directory=str(cache),
-            cache_files_before=count_files(cache),
+            strict=self.strict,
+            cache=cache or CacheUse(enabled=False),
+            checkpoints=self.checkpoints,
         )
 
 
@@ -52,16 +71,46 @@ def our_plugins() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in points if point.value.startswith("sm70_engine.")}))
 
 
-def plan_launch(request: ServeRequest, environment: Mapping[str, str]) -> Launch:
-    """Reads the checkpoints and resolves. Raises ServeError with every refusal at once."""
+def plan_launch(request: ServeRequest, environment: Mapping[str, str], *, strictly: bool = False) -> Launch:
+    """Reads the checkpoints' heads and resolves. Raises ServeError with every refusal at once.
+
+    strictly: refuse when an expected path will not be enabled.
+    """
     model = read_checkpoint(Path(request.model_path), "model")
     draft = None if request.draft_path is None else read_checkpoint(Path(request.draft_path), "draft")
+    launch = launch_of(request, Facts(model=model, draft=draft), environment)
+    if launch.resolution.refusals:
+        raise refused(launch.resolution.refusals)
+    if strictly:
+        try:
+            refuse_unless_complete(launch.resolution.paths, request.acceleration.allow_disabled)
+        except StrictStartError as error:
+            raise explained(error.refusal) from None
+    return replace(launch, strict=strictly)
+
+
+def verified(launch: Launch, skip: Collection[str] = ()) -> Launch:
+    """The launch with its checkpoints compared with their pins. Raises ServeError with every mismatch at once.
+
+    skip: names of checks to leave out (`pins.SkippableCheck`). Files with a known checksum are read in full.
+    """
+    checkpoints, mismatches = check_pins(launch.request, skip)
+    if mismatches:
+        errors = [error for _, error in mismatches]
+        raise ServeError(errors[0].reason, "; ".join(error.message for error in errors), errors[0].remedy)
+    return replace(launch, checkpoints=checkpoints)
+
+
+def explained(refusal: StrictRefusal) -> ServeError:
+    """A refused strict start as the end that it is."""
+    return ServeError(refusal.reason, refusal.message, refusal.remedy)
+
+
+def launch_of(request: ServeRequest, facts: Facts, environment: Mapping[str, str]) -> Launch:
+    """What would be run for these facts, refused or not. Raises ServeError for a wrong variable of ours."""
     if request.environment is None:
         request = request.model_copy(update={"environment": _switches(environment)})
-    facts = Facts(model=model, draft=draft)
     resolution = resolve(request, facts)
-    if resolution.refusals:
-        raise refused(resolution.refusals)
     return Launch(
         request=request,
         facts=facts,
@@ -69,7 +118,14 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str]) -> Launch
         # The module rather than the console script: it has the guard that vLLM's spawned processes need.
         command=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *resolution.argv),
         environment=_environment(resolution, environment),
+        cache_home=cache_home(environment),
     )
+
+
+def strict_start(from_environment: bool, environment: Mapping[str, str]) -> bool:
+    """Whether a strict start is asked for. A request from the environment is the operator's: it has a policy, and the
+    report of a server that is not ready must stay readable."""
+    return strict(environment) and not from_environment
 
 
 def _switches(environment: Mapping[str, str]) -> dict[str, str]:
@@ -83,6 +139,11 @@ def _switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _environment(resolution: Resolution, environment: Mapping[str, str]) -> dict[str, str]:
     result = dict(resolution.env)
+    try:
+        ours = read_settings(environment).environment()
+    except SettingsError as error:
+        raise ServeError(TerminationReason.REFUSED, str(error), "Correct or unset the variable.") from None
+    result |= {name: value for name, value in ours.items() if name not in environment}
     # vLLM loads endpoints only if they are named, and once it is set, nothing that is not named.
     users = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]
     result["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*our_plugins(), *users]))

@@ -31,7 +31,6 @@ from sm70_profiles.routes import ROUTES, Stage
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, AllowedDisabledPath, KvCacheDtype, Overrides
 
 OPERATORS = ("attention", "gdn", "nvfp4_linear")
-CACHE = "/nowhere/vllm"
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +55,6 @@ def session(**overrides: object) -> Session:
         argv=resolution.argv,
         profile_hash=resolution.profile_hash,
         env_hash="0" * 64,
-        cache_directory=CACHE,
-        cache_files_before=0,
     )
 
 

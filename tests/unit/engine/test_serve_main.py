@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from sm70_engine.tinymodel.cli import main as make_model
+from sm70_profiles.catalog import load_profile
 from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.termination import Termination, TerminationKind, parse_termination
 
@@ -21,6 +24,7 @@ PROFILE = "tiny_hybrid_reference"
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
+from urllib.request import urlopen
 what = sys.argv[sys.argv.index("--seed") + 1]
 print("vllm argv", *sys.argv[1:], flush=True)
 print("vllm plugins", os.environ["VLLM_PLUGINS"], flush=True)
@@ -45,6 +49,24 @@ if what in ("wait", "count", "stubborn"):
 if what == "dead":
     print("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", flush=True)
     sys.exit(0)
+if what == "refuse":
+    from sm70_engine.acceleration.enforce import enforce
+    from sm70_engine.acceleration.report import build_report
+    from sm70_engine.session import SessionFolder
+    from sm70_profiles.rules import Capabilities
+    folder = SessionFolder(session)
+    document = folder.read()
+    without = Capabilities(flavour=document.flavour, operators=frozenset({"attention", "nvfp4_linear"}))
+    enforce(document, folder, build_report(document, document.settings, without, (), os.environ).paths)
+if what == "compile":
+    from sm70_engine.session import SessionFolder
+    for place in (Path(os.environ["VLLM_CACHE_ROOT"], "torch_compile_cache"), Path(os.environ["TRITON_CACHE_DIR"])):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "code").write_text("compiled")
+        (place / "x.lock").touch()
+    found = SessionFolder(session).read().cache.finish()
+    print("vllm cache", found.state, found.files_added_at_last_start, flush=True)
+    sys.exit(1)
 if what == "broken":
     raise ValueError("something is wrong here")
 os.kill(os.getpid(), int(what))
@@ -55,6 +77,7 @@ os.kill(os.getpid(), int(what))
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     make_model(["--out", str(folder / "tiny")])
+    make_model(["--draft", "dflash", "--draft-out", str(folder / "draft")])
     make_model(["--draft", "dflash", "--draft-out", str(folder / "mismatch"), "--mismatched"])
     return folder
 
@@ -101,6 +124,10 @@ class Serve:
     def serve(self, what: str, *arguments: str) -> tuple[str, ...]:
         return (str(self.models / "tiny"), "--profile", PROFILE, "--seed", what, *arguments)
 
+    def release(self) -> tuple[str, ...]:
+        draft = str(self.models / "draft")
+        return (str(self.models / "tiny"), "--profile", "tiny_hybrid_reference_release", "--draft", draft)
+
     def last_words(self) -> Termination:
         termination = parse_termination(self.log.read_text())
         assert termination is not None
@@ -110,6 +137,12 @@ class Serve:
 @pytest.fixture
 def serve(tmp_path: Path, models: Path) -> Serve:
     return Serve(tmp_path, models)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def until(process: subprocess.Popen[str], words: str) -> str:
@@ -153,6 +186,101 @@ def test_the_prediction_knows_the_switches_of_the_environment(serve: Serve) -> N
         (path,) = (line for line in output.splitlines() if line.strip().startswith("reference_compile_cache"))
         states.append(path.split()[1])
     assert states == ["enabled", "disabled"]
+
+
+def test_each_override_is_shown_with_its_effect_on_the_paths(serve: Serve) -> None:
+    arguments = ("--render", "--max-num-batched-tokens", "6000", "--max-num-seqs", "4")
+    _, output = serve.run(*serve.release(), *arguments)
+    lines = {words[0]: line for line in output.splitlines() if (words := line.split())}
+    assert lines["maxNumBatchedTokens"].endswith("override <-- disables reference_prefill (budget<8000)")
+    assert lines["maxNumSeqs"].endswith("override <-- changes no path")
+
+
+def test_a_strict_start_names_path_reason_and_remedy(serve: Serve) -> None:
+    arguments = (*serve.serve("dead"), "--kv-cache-dtype", "fp8_e5m2")
+    for variable in ("SM70_REQUIRE_PROFILE_ACCELERATION", "VLLM_SM70_REQUIRE_PROFILE_ACCELERATION"):
+        status, output = serve.run(*arguments, **{variable: "1"})
+        assert status == 2
+        assert "vllm argv" not in output
+        words = serve.last_words()
+        assert (words.kind, words.reason) == (TerminationKind.FAILURE, TerminationReason.ACCELERATION_REFUSED)
+        assert "reference_attention_e4m3 is disabled: kv_dtype" in words.message
+        assert "`kvCacheDtype`" in words.remedy
+    assert serve.run(*arguments)[0] == 1  # without the variable it is the server that ends
+
+
+def test_a_process_of_the_server_can_refuse_a_strict_start(serve: Serve) -> None:
+    status, output = serve.run(*serve.serve("refuse"), SM70_REQUIRE_PROFILE_ACCELERATION="1")
+    assert "vllm argv" in output
+    assert status == 2
+    words = serve.last_words()
+    assert words.reason is TerminationReason.ACCELERATION_REFUSED
+    assert "reference_gdn is disabled: operator_missing:gdn" in words.message
+    assert "image that has the operator" in words.remedy
+
+
+def test_under_the_operator_a_start_is_never_strict(serve: Serve) -> None:
+    request = operators_request(serve, overrides={"kvCacheDtype": "fp8_e5m2"}, extraArgs=["--seed", "dead"])
+    _, output = serve.run(SM70_SERVE_REQUEST=request, SM70_REQUIRE_PROFILE_ACCELERATION="1")
+    assert "vllm argv" in output
+
+
+def test_a_checksum_that_differs_is_refused_unless_it_is_skipped(serve: Serve) -> None:
+    pinned: dict[str, object] = {
+        "draftSha256": {"model.safetensors": "0" * 64},
+        "draftPath": str(serve.models / "draft"),
+    }
+    pinned |= {"profile": profile_json("tiny_hybrid_reference_dflash"), "extraArgs": ["--seed", "dead"]}
+    request = operators_request(serve, **pinned)
+    status, output = serve.run(SM70_SERVE_REQUEST=request)
+    assert status == 2
+    assert "vllm argv" not in output
+    words = serve.last_words()
+    assert words.reason is TerminationReason.CHECKSUM_MISMATCH
+    assert "model.safetensors failed" in words.message
+    for options, variables in ((("--skip-check", "draft-sha256"), {}), ((), {"SM70_SKIP_CHECKS": "draft-sha256"})):
+        _, output = serve.run(*options, SM70_SERVE_REQUEST=request, **variables)
+        assert "vllm argv" in output
+    status, _ = serve.run("--skip-check=everything", SM70_SERVE_REQUEST=request)
+    assert status == 2
+
+
+def test_the_compile_cache_is_published_once_and_found_again(serve: Serve, tmp_path: Path) -> None:
+    arguments = (*serve.release(), "--seed", "compile")
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "volume"), "TMPDIR": str(serve.folder)}
+    states = []
+    for _ in range(2):
+        _, output = serve.run(*arguments, **variables)
+        (line,) = (line for line in output.splitlines() if line.startswith("vllm cache"))
+        states.append(line.removeprefix("vllm cache "))
+    assert states == ["Cold 2", "Warm 0"]
+    # A damaged entry costs a cold start and a warning, and is replaced.
+    (entry,) = (tmp_path / "volume/sm70-compile").glob("*/1")
+    (entry / "files/vllm/torch_compile_cache/code").write_text("damaged")
+    _, output = serve.run(*arguments, **variables)
+    assert "warning: compile cache: a cold start: the entry is damaged: `code` has another checksum" in output
+    assert "vllm cache Cold 2" in output
+    _, output = serve.run(*arguments, **variables)
+    assert "vllm cache Warm 0" in output
+
+
+def test_a_preflight_writes_its_findings_and_starts_nothing(serve: Serve) -> None:
+    status, output = serve.run("--preflight", SM70_SERVE_REQUEST=operators_request(serve, modelPath="/nowhere/model"))
+    assert status == 2
+    assert "vllm argv" not in output
+    words = serve.last_words()
+    assert (words.kind, words.reason) == (TerminationKind.PREFLIGHT, TerminationReason.PATH_NOT_FOUND)
+    assert any(finding.subject == "model" and "/nowhere/model" in finding.message for finding in words.findings)
+
+
+def test_the_phases_of_a_start_can_be_asked_for(serve: Serve) -> None:
+    port = free_port()
+    process = serve.start(*serve.serve("wait"), SM70_STATUS_PORT=str(port))
+    until(process, "vllm is up")
+    with urlopen(f"http://127.0.0.1:{port}/sm70/startup", timeout=10) as answer:
+        assert json.load(answer)["phase"] == "Starting"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
 
 
 def test_a_shutdown_that_was_asked_for_is_a_success_with_counts(serve: Serve, up: subprocess.Popen[str]) -> None:
@@ -247,22 +375,19 @@ def test_the_users_plugins_are_loaded_besides_ours(serve: Serve) -> None:
 
 def test_the_operators_request_is_served(serve: Serve) -> None:
     _, rendered = serve.run(*serve.serve("dead", "--render"))
-    request = {
-        "profile": json.loads(profile_json()),
-        "modelPath": str(serve.models / "tiny"),
-        "servedName": "tiny",
-        "extraArgs": ["--seed", "dead"],
-    }
-    status, output = serve.run(SM70_SERVE_REQUEST=json.dumps(request))
+    status, output = serve.run(SM70_SERVE_REQUEST=operators_request(serve, extraArgs=["--seed", "dead"]))
     assert status == 1
     command = next(line for line in rendered.splitlines() if "vllm.entrypoints.cli.main" in line)
     assert command in output
 
 
-def profile_json() -> str:
-    from sm70_profiles.catalog import load_profile
+def operators_request(serve: Serve, **members: object) -> str:
+    document = {"profile": profile_json(), "modelPath": str(serve.models / "tiny"), "servedName": "tiny", **members}
+    return json.dumps(document)
 
-    return load_profile(PROFILE).model_dump_json(by_alias=True, exclude_none=True)
+
+def profile_json(name: str = PROFILE) -> object:
+    return json.loads(load_profile(name).model_dump_json(by_alias=True, exclude_none=True))
 
 
 def test_a_missing_model_is_refused_before_anything_starts(serve: Serve) -> None:
