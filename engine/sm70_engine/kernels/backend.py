@@ -30,6 +30,10 @@ class Backend(Protocol):
     def name(self) -> str:
         """`emulator`, or the device's name."""
 
+    @property
+    def multiprocessors(self) -> int:
+        """How many CTAs a cooperative launch may have, one on each."""
+
     def put(self, array: Array) -> Buffer:
         """A copy of the array in the machine's memory."""
 

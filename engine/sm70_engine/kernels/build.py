@@ -20,7 +20,7 @@ from pathlib import Path
 
 from . import nvrtc, sass, toolchain
 from .errors import KernelError
-from .families import CALIBRATION, FAMILIES, HEADERS, SOURCES, Family
+from .families import CALIBRATION, FAMILIES, Family
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -83,7 +83,7 @@ TIMING = (
 def source_hash(family: Family) -> str:
     """16 hexadecimal digits over everything that the family's code depends on, the toolchain aside."""
     digest = hashlib.sha256(" ".join(family.defines).encode())
-    for path in (family.path, *(SOURCES / header for header in HEADERS)):
+    for path in family.files:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 

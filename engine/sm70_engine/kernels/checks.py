@@ -24,7 +24,16 @@ from sm70_engine.ops import kv_codec
 
 from . import plans, repack
 from .backend import Array, Backend, poison
-from .plans import AttentionMemory, CacheLayout, DecodePlan, KvFormat, LinearTile, VerifyPlan
+from .plans import (
+    AttentionMemory,
+    CacheLayout,
+    ChainOp,
+    ChainTile,
+    DecodePlan,
+    KvFormat,
+    LinearTile,
+    VerifyPlan,
+)
 
 HALF_ULP = 2.0**-11
 SMALLEST = 2.0**-24
@@ -476,6 +485,127 @@ def linear_cases(size: Size) -> Iterator[LinearCase]:
                 yield LinearCase(most - 1, n, k, tile, gated=True)
 
 
+# ---------------------------------------------------------------- NVFP4 chain, and for many rows
+
+
+@dataclass(frozen=True)
+class ChainCase:
+    """A gated linear n0 x k0, one that reads its result (n1 x n0), and one that reads the first input (n2 x k0)."""
+
+    m: int
+    k0: int
+    n0: int
+    n1: int
+    n2: int
+    tile: ChainTile | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        tile = self.tile or next(tile for most, tile in plans.CHAIN_TILES if self.m <= most)
+        return f"{tile.kernel} m{self.m} gated {self.n0}x{self.k0}, {self.n1}x{self.n0}, {self.n2}x{self.k0}"
+
+
+def check_chain(backend: Backend, case: ChainCase, seed: int = 0) -> Result:
+    """One case, launched twice. The second linear is judged by the first one's result as the kernel rounded it."""
+    rng = np.random.default_rng([seed, case.m, case.n0])
+    scales, m = (0.0002, 0.0173, 0.004), case.m
+    weights = [
+        _linear_weight.__wrapped__(2 * case.n0, case.k0, seed, True),
+        _linear_weight.__wrapped__(case.n1, case.n0, seed, False),
+        _linear_weight.__wrapped__(case.n2, case.k0, seed + 1, False),
+    ]
+    a = np.full((m + 1, case.k0 + 8), np.nan, np.float16)
+    a[:m, : case.k0] = rng.standard_normal((m, case.k0)) * 0.002
+    words, x = [backend.put(packed) for _, packed in weights], backend.put(a)
+    outs = [backend.put(poison((m + 1, n + 8))) for n in (case.n0, case.n1, case.n2)]
+    counters = backend.put(np.zeros(2, np.uint32))
+    ops = [
+        ChainOp(words[0].address, x.address, outs[0].address, scales[0], case.n0, case.k0, case.k0 + 8, case.n0 + 8, 1),
+        ChainOp(
+            words[1].address, outs[0].address, outs[1].address, scales[1], case.n1, case.n0, case.n0 + 8, case.n1 + 8
+        ),
+        ChainOp(words[2].address, x.address, outs[2].address, scales[2], case.n2, case.k0, case.k0 + 8, case.n2 + 8),
+    ]
+    for _ in range(2):
+        backend.run(
+            plans.chain(ops, m=m, counters=counters.address, multiprocessors=backend.multiprocessors, tile=case.tile)
+        )
+    got = [out.read() for out in outs]
+    wants, tolerances = [], []
+    for i, source in enumerate((a, got[0], a)):
+        weight = weights[i][0]
+        y = source[:m, : weight.shape[1]].astype(np.float64)
+        want, size = y @ weight.T * scales[i], np.abs(y) @ np.abs(weight).T * scales[i]
+        tolerance = HALF_ULP * np.abs(want) + 2.0**-19 * size + SMALLEST
+        if i == 0:
+            want, tolerance = _gated(want, size, 1 / scales[0])
+        wants.append(want)
+        tolerances.append(tolerance)
+    clean = all(np.isnan(y[m:]).all() and np.isnan(y[:, w.shape[1] :]).all() for y, w in zip(got, wants, strict=True))
+    note = "" if clean else "wrote past an output"
+    note = note if not counters.read().any() else "counters are not zero after the launch"
+    parts = [y[:m, : w.shape[1]] for y, w in zip(got, wants, strict=True)]
+    return judge(case.name, *(np.concatenate(x, axis=1) for x in (parts, wants, tolerances)), note)
+
+
+def chain_cases(size: Size) -> Iterator[ChainCase]:
+    """Every variant; K with fewer units than warps, column groups that do not come out even, one or several rounds."""
+    shapes = {
+        Size.SMALL: ((576, 192, 264, 40),),
+        Size.FULL: ((576, 192, 264, 40), (1024, 320, 1056, 328)),
+        Size.DEVICE: ((576, 192, 264, 40), (5120, 4352, 5120, 4120)),
+    }[size]
+    for shape in shapes:
+        for most, _ in plans.CHAIN_TILES:
+            for m in (most,) if size is Size.SMALL else (most // 2 + 1, most):
+                yield ChainCase(m, *shape)
+
+
+def check_expand(backend: Backend, n: int, k: int, gated: bool) -> Result:
+    """All weights of a matrix, or of the up half of a gated one, bit for bit."""
+    weight, words = _linear_weight(n * (2 if gated else 1), k, 0, gated)
+    want = weight[n:] if gated else weight
+    tiles = -(-n // 32)
+    out, packed = backend.put(poison((tiles * 32 + 1, k))), backend.put(words)
+    backend.run(
+        plans.expand(weight=packed.address, out=out.address, k=k, tiles=tiles, first=int(gated), step=2 if gated else 1)
+    )
+    got = out.read()
+    name = f"nvfp4_expand n{n} k{k}{' gated' if gated else ''}"
+    return _same(
+        name,
+        np.append(got[:n].astype(np.float64), np.isnan(got[-1:]), axis=0),
+        np.append(want, np.ones((1, k)), axis=0),
+    )
+
+
+def check_silu(backend: Backend, m: int, n: int) -> Result:
+    """silu(gate) * up over the range of halves that it keeps finite."""
+    rows = (np.random.default_rng(m).standard_normal((m, 2 * n + 8)) * 6).astype(np.float16)
+    rows[:, 2 * n :] = np.nan
+    source, out = backend.put(rows), backend.put(poison((m, n + 8)))
+    step = 2 * n + 8
+    backend.run(
+        plans.silu_times(
+            gate=source.address, up=source.address + 2 * n, out=out.address, m=m, n=n, stride=step, out_stride=n + 8
+        )
+    )
+    gate, up = rows[:, :n].astype(np.float64), rows[:, n : 2 * n].astype(np.float64)
+    want = gate / (1 + np.exp(-gate)) * up
+    got = out.read()
+    note = "" if np.isnan(got[:, n:]).all() else "wrote past its output"
+    return judge(f"silu_times m{m} n{n}", got[:, :n], want, (HALF_ULP + 2.0**-19) * np.abs(want) + SMALLEST, note)
+
+
+def check_many_rows(backend: Backend, size: Size) -> Iterator[Result]:
+    """What the linears of many rows are made of."""
+    for n, k in ((40, 192), (96, 576)) if size is not Size.DEVICE else ((40, 192), (4120, 5120)):
+        yield check_expand(backend, n, k, gated=False)
+        yield check_expand(backend, n, k, gated=True)
+    yield check_silu(backend, 5, 2072)
+
+
 def run_all(backend: Backend, size: Size) -> Iterator[Result]:
     """Every check of every family."""
     yield from check_kv_cache(backend, size)
@@ -483,3 +613,6 @@ def run_all(backend: Backend, size: Size) -> Iterator[Result]:
         yield check_attention(backend, case)
     for product in linear_cases(size):
         yield check_linear(backend, product)
+    for chained in chain_cases(size):
+        yield check_chain(backend, chained)
+    yield from check_many_rows(backend, size)

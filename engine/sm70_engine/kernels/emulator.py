@@ -20,7 +20,7 @@ import numpy as np
 
 from .backend import Array
 from .errors import KernelError
-from .families import HEADERS, SOURCES, Family, family
+from .families import EMULATOR, SOURCES, Family, family
 from .plans import Launch
 from .toolchain import cache_root
 
@@ -47,7 +47,7 @@ def library(unit: Family) -> Path:
     if compiler is None:
         raise KernelError("the emulator needs g++ on the PATH (Debian: apt-get install g++)")
     digest = hashlib.sha256(repr((_flags(), unit.name, unit.defines)).encode())
-    for path in (unit.path, SOURCES / "emulator.hpp", *(SOURCES / header for header in HEADERS)):
+    for path in (*unit.files, SOURCES / EMULATOR):
         digest.update(path.read_bytes())
     target = cache_root() / "kernels-emulated" / f"{unit.name}-{digest.hexdigest()[:16]}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +99,7 @@ class Emulator:
     """The CPU as a device. `order`: 0 runs threads and blocks forwards, 1 backwards, more: shuffled by that seed."""
 
     name = "emulator"
+    multiprocessors = 3
 
     def __init__(self, order: int = 0) -> None:
         self.order = order

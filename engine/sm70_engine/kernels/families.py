@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .plans import LINEAR_TILES, VERIFY_TILES, KvFormat
+from .plans import CHAIN_TILES, LINEAR_TILES, VERIFY_TILES, KvFormat
+from .prefill import PREFILL_DIMS
 
 SOURCES = Path(__file__).resolve().parent / "cuda"
-HEADERS = ("sm70.cuh", "fp8.cuh", "nvfp4.cuh", "attention.cuh")
+EMULATOR = "emulator.hpp"
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class Family:
     def path(self) -> Path:
         """The source file."""
         return SOURCES / self.source
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The source and the headers that it includes, directly or not, without the emulator's."""
+        found, waiting = [self.path], [self.path]
+        while waiting:
+            for name in _INCLUDE.findall(waiting.pop().read_text()):
+                header = SOURCES / name
+                if name != EMULATOR and header not in found:
+                    found.append(header)
+                    waiting.append(header)
+        return tuple(found)
 
 
 def _decode(kv_format: KvFormat) -> Family:
@@ -64,6 +79,23 @@ def _verify(kv_format: KvFormat) -> Family:
     )
 
 
+def _prefill(kv_format: KvFormat) -> Family:
+    bridges = () if kv_format is KvFormat.F16 else ("-DBRIDGED",)
+    return Family(
+        f"attention_prefill_{kv_format}",
+        "attention_prefill.cu",
+        f"any number of query tokens per sequence, causal or not, {kv_format.upper()} pages of a multiple of 16 tokens"
+        f"{' (or FP16 copies of them)' if bridges else ' or rows'}, D 128/256, 1..16 query heads per KV head, optional "
+        "sliding window, FP32 state and sums, ordered combine of cut row tiles",
+        (
+            *(Kernel(f"prefill_{kv_format}_d{d}", 256) for d in PREFILL_DIMS),
+            *(Kernel(f"prefill_combine_{kv_format}_d{d}", 256, tensor_cores=False) for d in PREFILL_DIMS),
+            *(Kernel(f"prefill_bridge_{kv_format}_d{d}", d, tensor_cores=False) for d in PREFILL_DIMS if bridges),
+        ),
+        (f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}", *bridges),
+    )
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "kv_cache",
@@ -77,6 +109,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     *(_decode(kv_format) for kv_format in KvFormat),
     *(_verify(kv_format) for kv_format in KvFormat),
+    *(_prefill(kv_format) for kv_format in KvFormat),
     Family(
         "nvfp4_linear",
         "nvfp4_linear.cu",
@@ -87,6 +120,19 @@ FAMILIES: tuple[Family, ...] = (
             for tile in dict.fromkeys(tile for _, *pair in LINEAR_TILES for tile in pair)
             for name in (tile.kernel, tile.gated)
         ),
+    ),
+    Family(
+        "nvfp4_chain",
+        "nvfp4_chain.cu",
+        "up to 8 NVFP4 linears (plain or gated) one after another in one cooperative launch, M 1..64, the next one's "
+        "weights in flight across a barrier of the grid; otherwise as nvfp4_linear",
+        tuple(Kernel(tile.kernel, tile.warps * 32) for _, tile in CHAIN_TILES),
+    ),
+    Family(
+        "nvfp4_expand",
+        "nvfp4_expand.cu",
+        "for many rows: NVFP4 weights to FP16, exact, without the global scale, into a workspace; silu(gate) * up",
+        (Kernel("nvfp4_expand", 256, tensor_cores=False), Kernel("silu_times", 256, tensor_cores=False)),
     ),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -428,3 +429,137 @@ def linear(
     arguments = LinearArgs(weight, a, out, scale, up_scale or 0.0, m, n, k, a_stride, out_stride)
     kernel = chosen.kernel if up_scale is None else chosen.gated
     return Launch("nvfp4_linear", kernel, grid, chosen.warps * 32, chosen.shared_bytes, (arguments,))
+
+
+class ExpandArgs(ctypes.Structure):
+    """`ExpandArgs` of nvfp4_expand.cu."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p), ("out", ctypes.c_void_p), ("units", ctypes.c_int), ("tiles", ctypes.c_int),
+        ("first", ctypes.c_int), ("step", ctypes.c_int),
+    ]  # fmt: skip
+
+
+def expand(*, weight: int, out: int, k: int, tiles: int, first: int = 0, step: int = 1) -> Launch:
+    """Unpacks `tiles` tiles of 32 columns to FP16 [tiles * 32, k], exactly, without the global scale.
+
+    `first`, `step`: the first tile and the way to the next one; of gated weights, step 2 and first even is the gate's.
+    """
+    _require(k >= 64 and k % 64 == 0, f"K must be a multiple of 64, not {k}")
+    _require(tiles >= 1 and first >= 0 and step >= 1, "there must be a tile to unpack")
+    arguments = ExpandArgs(weight, out, k // 64, tiles, first, step)
+    return Launch("nvfp4_expand", "nvfp4_expand", (-(-tiles * (k // 64) // 8), 1, 1), 256, EXPAND_SHARED, (arguments,))
+
+
+EXPAND_SHARED = 8 * 32 * 144
+
+
+class SiluArgs(ctypes.Structure):
+    """`SiluArgs` of nvfp4_expand.cu."""
+
+    _fields_ = [
+        ("gate", ctypes.c_void_p), ("up", ctypes.c_void_p), ("out", ctypes.c_void_p), ("n", ctypes.c_int),
+        ("stride", ctypes.c_int), ("out_stride", ctypes.c_int),
+    ]  # fmt: skip
+
+
+def silu_times(*, gate: int, up: int, out: int, m: int, n: int, stride: int, out_stride: int) -> Launch:
+    """out[m, n] = silu(gate) * up, FP16 in and out. Strides are halves from row to row."""
+    _require(n >= 8 and n % 8 == 0 and stride % 8 == 0 and out_stride % 8 == 0, "N and strides must be multiples of 8")
+    _require(m >= 1, "there must be a row")
+    return Launch("nvfp4_expand", "silu_times", (m, 1, 1), 256, 0, (SiluArgs(gate, up, out, n, stride, out_stride),))
+
+
+CHAIN_OPS = 8
+
+
+class ChainOpArgs(ctypes.Structure):
+    """`ChainOp` of nvfp4_chain.cu."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p), ("a", ctypes.c_void_p), ("out", ctypes.c_void_p), ("scale", ctypes.c_float),
+        ("up_scale", ctypes.c_float), ("n", ctypes.c_int), ("k", ctypes.c_int), ("a_stride", ctypes.c_int),
+        ("out_stride", ctypes.c_int), ("gated", ctypes.c_int),
+    ]  # fmt: skip
+
+
+class ChainArgs(ctypes.Structure):
+    """`ChainArgs` of nvfp4_chain.cu."""
+
+    _fields_ = [
+        ("op", ChainOpArgs * CHAIN_OPS), ("counters", ctypes.c_void_p), ("ops", ctypes.c_int), ("m", ctypes.c_int),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ChainOp:
+    """One linear of a chain, with the meaning of `linear`'s parameters; `up_scale`: gated."""
+
+    weight: int
+    a: int
+    out: int
+    scale: float
+    n: int
+    k: int
+    a_stride: int
+    out_stride: int
+    up_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class ChainTile(LinearTile):
+    """A variant of the chain."""
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return f"chain_{self.rows}_{self.columns}_{self.column_warps}_{self.k_warps}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: staged activations, and beside them the partial sums."""
+        tiles = self.rows * self.columns
+        while tiles * self.warps > (40 if self.rows < 8 else 20):
+            tiles //= 2
+        return tiles * self.warps * 1024 + self.k_warps * 2 * self.rows * 1152
+
+
+# The widest M of each variant.
+CHAIN_TILES: tuple[tuple[int, ChainTile], ...] = (
+    (8, ChainTile(1, 1, 2, 10)),
+    (16, ChainTile(2, 1, 2, 10)),
+    (32, ChainTile(4, 1, 4, 4)),
+    (64, ChainTile(8, 1, 2, 4)),
+)
+
+
+def chain(
+    ops: Sequence[ChainOp], *, m: int, counters: int, multiprocessors: int = V100_SMS, tile: ChainTile | None = None
+) -> Launch:
+    """Linears one after another in one launch; one may read what an earlier one writes. No output may be an operand of
+    its own linear. `counters`: two 32-bit words, zero before the first launch; every launch leaves zeros.
+    """
+    _require(1 <= len(ops) <= CHAIN_OPS, f"a chain has 1 to {CHAIN_OPS} linears, not {len(ops)}")
+    chosen = tile or next((x for most, x in CHAIN_TILES if m <= most), None)
+    _require(chosen is not None and 1 <= m <= chosen.rows * 8, f"a chain takes 1 to 64 rows, not {m}")
+    assert chosen is not None
+    arguments = ChainArgs(counters=counters, ops=len(ops), m=m)
+    for i, op in enumerate(ops):
+        # The same contract as alone; only the launch differs.
+        linear(
+            m=m, n=op.n, k=op.k, weight=op.weight, a=op.a, out=op.out, scale=op.scale, a_stride=op.a_stride,
+            out_stride=op.out_stride, up_scale=op.up_scale,
+        )  # fmt: skip
+        arguments.op[i] = ChainOpArgs(
+            op.weight, op.a, op.out, op.scale, op.up_scale or 0.0, op.n, op.k, op.a_stride, op.out_stride,
+            int(op.up_scale is not None),
+        )  # fmt: skip
+    return Launch(
+        "nvfp4_chain",
+        chosen.kernel,
+        (multiprocessors, 1, 1),
+        chosen.warps * 32,
+        chosen.shared_bytes,
+        (arguments,),
+        True,
+    )

@@ -9,7 +9,7 @@ from . import v100
 from .build import FamilyFacts, KernelFacts
 from .errors import KernelError
 from .families import FAMILIES
-from .plans import LINEAR_TILES, VERIFY_TILES, CacheLayout, DecodePlan, KvFormat, VerifyPlan
+from .plans import CHAIN_TILES, EXPAND_SHARED, LINEAR_TILES, VERIFY_TILES, CacheLayout, DecodePlan, KvFormat, VerifyPlan
 
 BEGIN, END = "<!-- generated: sm70-kernels report --write -->", "<!-- end of the generated part -->"
 
@@ -18,6 +18,7 @@ def shared_bytes(kernel: str) -> int:
     """Dynamic shared memory that the plans ask for; 0 for kernels without any."""
     tiles_of_linears = [tile for _, *pair in LINEAR_TILES for tile in pair]
     sizes = {name: tile.shared_bytes for tile in tiles_of_linears for name in (tile.kernel, tile.gated)}
+    sizes |= {tile.kernel: tile.shared_bytes for _, tile in CHAIN_TILES} | {"nvfp4_expand": EXPAND_SHARED}
     for kv_format in KvFormat:
         for dim in (64, 128, 256):
             for group in (8, 16):

@@ -62,6 +62,8 @@ def loop_bytes(kernel: str) -> int:
     parts = kernel.split("_")
     if parts[0] in ("linear", "swiglu"):  # two units of 1,152 bytes for each column tile
         return 2 * 1152 * int(parts[2])
+    if parts[0] == "chain":
+        return 1152 * int(parts[2])
     if parts[0] == "verify" and parts[1] != "combine":  # a tile of 32 tokens for the four warps of a CTA
         return 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1) * 8
     if parts[0] == "decode" and len(parts) == 4:

@@ -49,6 +49,26 @@ def test_nvfp4_linear() -> None:
     require(checks.check_linear(backend, case) for case in checks.linear_cases(Size.SMALL))
 
 
+@pytest.mark.parametrize("order", [0, 5])
+def test_nvfp4_chain(order: int) -> None:
+    backend = Emulator(order)
+    require(checks.check_chain(backend, case) for case in checks.chain_cases(Size.SMALL))
+
+
+def test_nvfp4_for_many_rows() -> None:
+    require(checks.check_many_rows(Emulator(), Size.SMALL))
+
+
+def test_a_chain_that_is_not_launched_together_is_a_deadlock() -> None:
+    backend = Emulator()
+    counters, memory = backend.put(np.zeros(2, np.uint32)), backend.put(np.zeros(1 << 20, np.uint8))
+    op = plans.ChainOp(memory.address, memory.address, memory.address + (1 << 19), 1.0, 64, 64, 64, 64)
+    launch = plans.chain([op, op], m=1, counters=counters.address, multiprocessors=2)
+    backend.run(launch)
+    with pytest.raises(KernelError, match="deadlock"):
+        backend.run(replace(launch, cooperative=False))
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("order", [1, 7])
