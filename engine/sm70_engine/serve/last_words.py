@@ -25,10 +25,38 @@ CAUSES: tuple[tuple[TerminationReason, re.Pattern[str], str], ...] = (
         "Use the engine image that belongs to the profile's flavour.",
     ),
     (
-        TerminationReason.OUT_OF_MEMORY,
+        TerminationReason.DRIVER_TOO_OLD,
         re.compile(
-            r"OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|MemoryError|bad_alloc"
+            r"driver version is insufficient|NVIDIA driver on your system is too old|cudaErrorInsufficientDriver"
+            r"|forward compatibility was attempted|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
         ),
+        "Update the node's driver to the branch that the engine image's CUDA needs.",
+    ),
+    (
+        TerminationReason.NO_KERNEL_IMAGE,
+        re.compile(
+            r"no kernel image is available|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"
+            r"|is not compatible with the current PyTorch installation"
+        ),
+        "Use the engine image that is built for this GPU's architecture.",
+    ),
+    (
+        TerminationReason.GPU_OUT_OF_MEMORY,
+        re.compile(
+            r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+            r"|cudaErrorMemoryAllocation|No available memory for the cache blocks"
+            r"|less than desired GPU memory utilization|KV cache is needed, which is larger than the available KV cache"
+        ),
+        "Lower `kvCacheMemoryBytes`, `gpuMemoryUtilizationPercent`, `maxNumSeqs` or `maxModelLen`.",
+    ),
+    (
+        TerminationReason.NCCL_FAILURE,
+        re.compile(r"NCCL error|nccl(System|Internal|UnhandledCuda|Remote|InvalidUsage)\w*Error|DistBackendError"),
+        "Check that all ranks' GPUs are healthy and reach each other (`nvidia-smi topo -m`), and `pod.sharedMemory`.",
+    ),
+    (
+        TerminationReason.OUT_OF_MEMORY,
+        re.compile(r"can't allocate memory|Cannot allocate memory|MemoryError|bad_alloc"),
         "Raise the memory limit, or lower `kvCacheMemoryBytes`, `maxNumSeqs` or `maxModelLen`.",
     ),
     (
@@ -100,7 +128,7 @@ def classify(status: int, log: Iterable[str], oom_kills: int) -> ServeError:
     ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     last = next((match[0] for line in reversed(lines) if (match := ERROR_LINE.search(line))), "")
     if oom_kills:
-        remedy = CAUSES[1][2]
+        remedy = next(remedy for reason, _, remedy in CAUSES if reason is TerminationReason.OUT_OF_MEMORY)
         return ServeError(TerminationReason.OUT_OF_MEMORY, f"the kernel killed the engine for memory ({ended})", remedy)
     for reason, pattern, remedy in CAUSES:
         found = next((line for line in lines if pattern.search(line)), None)
