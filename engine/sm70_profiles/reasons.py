@@ -207,6 +207,10 @@ class TerminationReason(Vocabulary):
     NCCL_FAILURE = "NCCLFailure", "The ranks could not communicate."
     SHARED_MEMORY = "SharedMemoryTooSmall", "The shared memory is too small for the workers."
     DISK_FULL = "DiskFull", "A disk has less room than what has to be written to it."
+    CACHE_UNWRITABLE = "CacheUnwritable", "A volume that has to be written to cannot be."
+    DOWNLOAD_FAILED = "DownloadFailed", "A download was interrupted by the network or the hub; it can be gone on with."
+    REPOSITORY_NOT_FOUND = "RepositoryNotFound", "The hub has no such repository or revision, or does not show it."
+    ACCESS_DENIED = "AccessDenied", "The repository is gated and the token does not open it."
     ENGINE_DIED = "EngineDied", "The engine's process ended by itself."
     UNKNOWN = "Unknown", "None of the known causes; the message holds the last error."
 
