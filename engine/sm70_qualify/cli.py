@@ -35,7 +35,8 @@ from sm70_qualify.run import Interrupted, Watcher, await_endpoint, now, run, sur
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="sm70-qualify", description="Judges a running model server by a suite.")
     commands = whole.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("run", help="run a suite and write a report")
+    # No abbreviations: `--api-key KEY` would be taken for `--api-key-file` and the key shown in an error.
+    one = commands.add_parser("run", help="run a suite and write a report", allow_abbrev=False)
     one.add_argument("--url", required=True, help="root of the server, without /v1")
     one.add_argument("--suite", required=True, metavar="NAME|FILE")
     one.add_argument("--out", type=Path, metavar="FILE", help="where the report goes")

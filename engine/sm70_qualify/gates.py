@@ -174,13 +174,11 @@ def _prefix_hit(check: q.PrefixHit, about: Circumstances) -> Gate:
         before = _cache_counters(about)
         answer = about.asker.send(check.name, prompt, max_tokens=1)
         length = answer.prompt_tokens or tokens
-        if answer.cached_tokens:
+        if answer.cached_tokens is not None:
             shares.append(100 * answer.cached_tokens / length)
         elif (hits := _hits_since(before, length, about)) is not None:
             shares.append(100 * hits / length)
             source = "by the counters of /metrics"
-        elif answer.cached_tokens is not None:
-            shares.append(0.0)
     common: dict[str, Any] = {
         "name": check.name,
         "bound": Bound.AT_LEAST,
