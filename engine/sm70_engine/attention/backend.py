@@ -48,6 +48,11 @@ refusals: dict[str, str] = {}
 """By route and stage, why a fallback was taken in this process; logged once each."""
 
 
+def capturing() -> bool:
+    """Whether launches go into a CUDA graph; never where there is no GPU."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 @dataclass
 class FlashAttnV100Metadata:
     """One step. Tensors are vLLM's persistent ones; `row_lengths` [tokens] is made when it is needed."""
@@ -245,7 +250,7 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
         return output
 
     def _count(self, choice: Choice) -> None:
-        count_now(choice.route, choice.stage, torch.cuda.is_current_stream_capturing())
+        count_now(choice.route, choice.stage, capturing())
         name = f"{choice.route}/{choice.stage}"
         if choice.refusal is not None and name not in refusals:
             refusals[name] = choice.refusal.value
@@ -292,7 +297,7 @@ class _Call:
 
     def rows(self) -> None:
         """Every query as a sequence of its own. In a graph: by the query's place within its request, any lengths."""
-        if not self.metadata.causal or torch.cuda.is_current_stream_capturing():
+        if not self.metadata.causal or capturing():
             self._rows_by_place()
         else:
             self._rows_by_request()

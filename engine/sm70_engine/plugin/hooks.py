@@ -69,6 +69,7 @@ _COMMON = (
     Hook(_LINEAR, "register_linear_kernel", "NVFP4 linear layers"),
     Hook(_QUANTIZATION, "register_quantization_config", "the ModelOpt configuration"),
     Hook(f"{_QUANTIZATION}.modelopt", "ModelOptNvFp4Config", "the ModelOpt configuration"),
+    Hook(f"{_QUANTIZATION}.modelopt", "ModelOptMixedPrecisionConfig", "the ModelOpt configuration"),
     Hook(f"{_QUANTIZATION}.kv_cache", "BaseKVCacheMethod.create_weights", "the KV cache's scales"),
     Hook("vllm.model_executor.custom_op", "PluggableLayer.register_oot", "the gated delta net"),
 )

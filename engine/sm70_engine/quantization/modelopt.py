@@ -1,4 +1,4 @@
-"""ModelOpt checkpoints: as vLLM reads them, and also with an E5M2 KV cache.
+"""ModelOpt checkpoints: as vLLM reads them, also with an E5M2 KV cache, and from compute capability 7.0 on.
 
 vLLM refuses E5M2 for a checkpoint with stored scales of an FP8 cache, because those scales are made for E4M3. They are
 not needed: E5M2 has the range for unit scales. Ours drops the stored ones.
@@ -13,7 +13,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsKVCacheMethod
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
+from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig, ModelOptNvFp4Config
 
 
 class UnitScaleKvCache(CompressedTensorsKVCacheMethod):  # type: ignore[misc]
@@ -34,15 +34,28 @@ class UnitScaleKvCache(CompressedTensorsKVCacheMethod):  # type: ignore[misc]
         BaseKVCacheMethod.process_weights_after_loading(self, layer)
 
 
-class Sm70ModelOptNvFp4Config(ModelOptNvFp4Config):  # type: ignore[misc]
-    """vLLM's configuration with our KV cache method."""
+class _OnSm70:
+    """Before one of vLLM's configurations: our KV cache method, and a GPU that its own kernels do not serve."""
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 70
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if isinstance(layer, Attention) and layer.kv_cache_dtype == "fp8_e5m2":
             return UnitScaleKvCache()
-        return super().get_quant_method(layer, prefix)
+        return super().get_quant_method(layer, prefix)  # type: ignore[misc]
+
+
+class Sm70ModelOptNvFp4Config(_OnSm70, ModelOptNvFp4Config):  # type: ignore[misc]
+    """Checkpoints with all quantised layers in NVFP4."""
+
+
+class Sm70ModelOptMixedConfig(_OnSm70, ModelOptMixedPrecisionConfig):  # type: ignore[misc]
+    """Checkpoints that say the format of each layer."""
 
 
 def register() -> None:
-    """Puts our configuration in the place of vLLM's under the same name."""
+    """Puts our configurations in the place of vLLM's under the same names."""
     register_quantization_config("modelopt_fp4")(Sm70ModelOptNvFp4Config)
+    register_quantization_config("modelopt_mixed")(Sm70ModelOptMixedConfig)

@@ -1,0 +1,97 @@
+"""Runs with the lane's python: the sm70 engine's backend for vLLM on the CPU, over the operators' references.
+
+Prints, as JSON, the largest error of a mixed batch by KV cache type, and which routes it took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+PAGE, HEADS, KV_HEADS, DIM = 16, 8, 2, 128
+
+
+def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, window: int = 0) -> dict[str, Any]:
+    """One step over requests with these numbers of queries and of tokens before them."""
+    import torch
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from sm70_engine.attention import backend, dispatch
+
+    torch.manual_seed(0)
+    workspace = type("Workspace", (), {"tensor": torch.zeros(1 << 24, dtype=torch.uint8)})()
+    backend._workspace_for = lambda heads: workspace  # type: ignore[assignment]
+    layer = type("Layer", (), {"_k_scale_float": 0.5, "_v_scale_float": 0.25})()
+    attention = backend.FlashAttnV100(HEADS, DIM, DIM**-0.5, KV_HEADS, None, window or None, kv_dtype)
+    lengths = [q + c for q, c in zip(queries, context, strict=True)]
+    pages = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(pages) + 3)
+    table = torch.full((len(queries), max(pages)), 1 << 20, dtype=torch.int32)
+    used = 0
+    for row, count in enumerate(pages):
+        table[row, :count] = order[used : used + count].int()
+        used += count
+    element = torch.float16 if kv_dtype == "float16" else torch.uint8
+    cache = torch.zeros(len(order), KV_HEADS, PAGE, 2 * DIM, dtype=element)
+    keys, values = (torch.randn(sum(lengths), KV_HEADS, DIM).half() for _ in range(2))
+    slots = torch.cat([table[r, torch.arange(n) // PAGE].long() * PAGE + torch.arange(n) % PAGE
+                       for r, n in enumerate(lengths)])  # fmt: skip
+    attention.do_kv_cache_update(layer, keys, values, cache, slots)
+
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    common = CommonAttentionMetadata(
+        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        num_reqs=len(queries), num_actual_tokens=sum(queries), max_query_len=max(queries), max_seq_len=max(lengths),
+        block_table_tensor=table, slot_mapping=slots, causal=causal,
+    )  # fmt: skip
+    builder = object.__new__(backend.FlashAttnV100Builder)
+    builder._drafted = 3
+    metadata = builder.build(0, common)
+    query = torch.randn(sum(queries) + 2, HEADS, DIM).half()  # two rows of padding behind the batch
+    out = torch.full_like(query, 7.0)
+    attention.forward(layer, query, keys, values, cache, metadata, out)
+
+    stored_keys, stored_values = keys.float(), values.float()
+    if kv_dtype != "float16":
+        kind = torch.float8_e4m3fn if kv_dtype == "fp8" else torch.float8_e5m2
+        stored_keys, stored_values = (
+            (x / s).to(kind).float() * s for x, s in ((keys.float(), 0.5), (values.float(), 0.25))
+        )
+    worst, first = 0.0, 0
+    for row, (asked, length) in enumerate(zip(queries, lengths, strict=True)):
+        group = HEADS // KV_HEADS
+        k, v = (x[first : first + length].repeat_interleave(group, 1) for x in (stored_keys, stored_values))
+        q = query[starts[row] : starts[row + 1]].float()
+        score = torch.einsum("qhd,khd->hqk", q, k) * DIM**-0.5
+        token, place = torch.arange(length), torch.arange(length - asked, length)[:, None]
+        if causal:
+            score.masked_fill_(token > place, -torch.inf)
+        if window:
+            score.masked_fill_(token <= place - window, -torch.inf)
+        want = torch.einsum("hqk,khd->qhd", score.softmax(-1), v)
+        worst = max(worst, float((out[starts[row] : starts[row + 1]].float() - want).abs().max()))
+        first += length
+    choices = [dispatch.choose(attention.heads, s.queries, causal, 3) for s in metadata.segments]
+    return {
+        "error": worst,
+        "padding": float((out[-2:] - 7.0).abs().max()),
+        "routes": sorted({f"{choice.route}/{choice.stage}" for choice in choices}),
+    }
+
+
+def main() -> None:
+    mixed = ([1, 1, 4, 37, 300], [40, 0, 96, 0, 23])
+    result = {
+        "fp16": batch("float16", *mixed, causal=True),
+        "e4m3": batch("fp8", *mixed, causal=True),
+        "e5m2": batch("fp8_e5m2", *mixed, causal=True),
+        "window": batch("float16", *mixed, causal=True, window=20),
+        "draft": batch("float16", [4, 4, 4], [0, 30, 100], causal=False, window=20),
+        "wide draft": batch("float16", [20, 20], [0, 50], causal=False, window=30),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
