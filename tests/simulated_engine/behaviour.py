@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sm70_profiles.base import Document
 from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import StartupPhase
 
 VARIABLE = "SIMULATED_ENGINE"
 """A JSON document of `Behaviour`. In a service's `spec.env` it makes a revision of its own."""
@@ -60,8 +61,9 @@ class Behaviour(Document):
     variant: str = ""
     """Nothing but a difference: two revisions that behave alike."""
     start_seconds: float = Field(default=0.0, ge=0)
-    """Until the server listens."""
-    never_listens: bool = False
+    """Until the server listens; the phases of a start share it."""
+    stuck_in: StartupPhase | None = None
+    """The phase that never ends."""
     health_status: int = 200
     never_ready: bool = False
     """`/sm70/ready` says no while everything else is well."""
@@ -77,8 +79,8 @@ class Behaviour(Document):
     deaf: bool = False
     """It ignores SIGTERM."""
     dies: Death | None = None
-    cache_files: int = Field(default=0, ge=0, le=1000)
-    """Files that a start adds to an empty compile cache."""
+    cache_files: int = Field(default=3, ge=0, le=1000)
+    """Files that a start adds to an empty compile cache, where the settings compile anything."""
     device: dict[str, Any] = Field(default_factory=dict)
     """Members of the report's `device` that differ."""
 

@@ -55,7 +55,7 @@ def _ask(running: server.Server) -> dict[str, object]:
         "profileHash": report["profile"]["hash"],
         "report": report,
         "ready": running.http.get("/sm70/ready").json(),
-        "series": sorted(family.name for family in series if family.name.startswith("sm70_")),
+        "series": sorted(family.name for family in series if family.name.startswith(("sm70_", "vllm:"))),
         "withoutKey": {path: httpx.get(f"{running.url}{path}", timeout=60).status_code for path in PATHS},
         "refused": [
             {

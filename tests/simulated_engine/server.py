@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import ValidationError
 
 from simulated_engine.behaviour import Behaviour, ReportFault
-from simulated_engine.recital import BadRequestError, Recital, Reciter, tool_call
+from simulated_engine.recital import MAX_MODEL_LEN, BadRequestError, Recital, Reciter, tool_call
 from simulated_engine.reporting import Reporter
 from sm70_engine.acceleration.series import ReportCollector
 from sm70_engine.tinymodel.chains import Kind
@@ -124,13 +124,7 @@ class Server:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _models(self, _request: web.Request) -> web.Response:
-        model = {
-            "id": self._reciter.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "simulated",
-            "max_model_len": 4096,
-        }
+        model = {"id": self._reciter.model, "object": "model", "owned_by": "simulated", "max_model_len": MAX_MODEL_LEN}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _show(self, _request: web.Request) -> web.Response:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simulated_engine.behaviour import Behaviour
 from sm70_engine.tinymodel.chains import answers
+from sm70_engine.tinymodel.cli import main as make_model
 from sm70_engine.tinymodel.tokenizer import END_OF_TURN
 from sm70_profiles.catalog import load_profile
 from sm70_profiles.identity import digest
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.report import AccelerationReport, ReportError, parse_report
+from sm70_profiles.report import AccelerationReport, CacheState, ReportError, parse_report
 from sm70_profiles.termination import Termination, TerminationKind, parse_termination
 from sm70_qualify.client import Endpoint
 
@@ -66,23 +68,38 @@ Starter = Callable[..., Running]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint: a simulated engine reads its head as the real one does."""
+    folder = tmp_path_factory.mktemp("model")
+    make_model(["--out", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
     """Starts one, with members of its behaviour; `wait` for it to listen."""
     started: list[Running] = []
 
-    def go(wait: bool = True, request: dict[str, Any] | None = None, **behaviour: Any) -> Running:
+    def go(
+        wait: bool = True,
+        request: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        **behaviour: Any,
+    ) -> Running:
         folder = tmp_path_factory.mktemp("engine")
-        (folder / "model").mkdir(parents=True)
         (folder / "termination").touch()
         document = {
             "profile": load_profile(PROFILE).model_dump(mode="json", by_alias=True, exclude_none=True),
-            "modelPath": str(folder / "model"),
+            "modelPath": str(model),
             "servedName": "tiny",
             "host": "127.0.0.1",
             "drainTimeoutSeconds": 5,
             **(request or {}),
         }
-        running = Running(_process(folder, document | {"port": _free_port()}, behaviour), _ports[-1], folder)
+        port = _free_port()
+        variables = _variables(folder, document | {"port": port}, behaviour) | (environment or {})
+        running = Running(_process(folder, variables, arguments), port, folder)
         started.append(running)
         deadline = time.monotonic() + 20
         while wait:
@@ -114,21 +131,15 @@ def engine(shared: Running) -> Running:
     return shared
 
 
-_ports: list[int] = []
-
-
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        _ports.append(int(probe.getsockname()[1]))
-    return _ports[-1]
+        return int(probe.getsockname()[1])
 
 
-def _process(folder: Path, document: dict[str, Any], behaviour: dict[str, Any]) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SM70_", "VLLM_"))}
-    environment |= {
+def _variables(folder: Path, document: dict[str, Any], behaviour: dict[str, Any]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM70_", "VLLM_"))}
+    return kept | {
         "PYTHONPATH": str(TESTS),
         "SM70_SERVE_REQUEST": json.dumps(document),
         "SM70_TERMINATION_LOG": str(folder / "termination"),
@@ -138,44 +149,34 @@ def _process(folder: Path, document: dict[str, Any], behaviour: dict[str, Any]) 
         "XDG_CACHE_HOME": str(folder / "cache"),
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
     }
+
+
+def _process(folder: Path, variables: dict[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "simulated_engine", *arguments]
     with (folder / "log").open("wb") as log:
-        return subprocess.Popen([sys.executable, "-m", "simulated_engine"], env=environment, stdout=log, stderr=log)
-
-
-def shape(value: Any) -> Any:
-    """A document's members and types, without its values; a list is its items' shapes, each once."""
-    if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return sorted({json.dumps(shape(item), sort_keys=True) for item in value})
-    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+        return subprocess.Popen(command, env=variables, stdout=log, stderr=log)
 
 
 def test_it_speaks_like_the_real_engine(engine: Running) -> None:
-    """Every document has the members of the recorded one, member by member; what only vLLM knows is named."""
-    found = {
-        name: engine.http.get(path).json()
-        for name, path in (("report", "/v1/sm70/acceleration"), ("ready", "/sm70/ready"))
-    }
-    only_real = {"workerFacts", "settled", "effective.switches"}
-    real, ours = RECORDED["report"], found["report"]
+    """Every document has the members of the recorded one, and its words where they do not depend on the machine."""
+    ours, ready = (engine.http.get(path).json() for path in ("/v1/sm70/acceleration", "/sm70/ready"))
+    real = RECORDED["report"]
     assert set(real) == set(ours) == {field.alias for field in AccelerationReport.model_fields.values()}
-    for member in set(real) - only_real - {"routes", "paths", "device", "effective", "compileCache"}:
-        assert shape(real[member]) == shape(ours[member]), member
-    for member in ("device", "effective", "compileCache"):
+    for member in ("engine", "profile", "device", "effective", "compileCache", "capacity", "startup"):
         assert set(real[member]) == set(ours[member]), member
-    assert [one["name"] for one in real["paths"]] == [one["name"] for one in ours["paths"]]
-    assert [one["state"] for one in real["paths"]] == [one["state"] for one in ours["paths"]]
+    for member in ("schemaVersion", "expectedAcceleration", "summary", "paths", "checkpoints"):
+        assert real[member] == ours[member], member
     routes = {(one["route"], one["stage"]) for one in ours["routes"]}
     assert {(one["route"], one["stage"]) for one in real["routes"]} == routes
-    assert shape(RECORDED["ready"]) == shape(found["ready"])
+    assert set(real["startup"]["seconds"]) == set(ours["startup"]["seconds"])
+    assert RECORDED["ready"] == ready
     assert RECORDED["profileHash"] == ours["profile"]["hash"] == digest(load_profile(PROFILE))
 
 
 def test_its_series_are_the_real_ones(engine: Running) -> None:
     text = engine.http.get("/metrics").text
     ours = {family.name for family in text_string_to_metric_families(text) if family.name.startswith("sm70_")}
-    assert ours == set(RECORDED["series"])
+    assert ours == {name for name in RECORDED["series"] if name.startswith("sm70_")}
 
 
 def test_the_key_guards_what_it_should(engine: Running) -> None:
@@ -352,7 +353,7 @@ def test_what_is_not_there_or_refused_ends_as_with_the_real_one(start: Starter) 
 
 
 def test_it_can_be_ended_before_it_listens_unless_it_is_deaf(start: Starter) -> None:
-    running = start(wait=False, neverListens=True)
+    running = start(wait=False, stuckIn="LoadingWeights")
     _await_alive(running)
     assert running.stop() == 0
     deaf = start(deaf=True)
@@ -372,7 +373,38 @@ def _await_alive(running: Running) -> None:
 
 
 def test_a_first_start_fills_the_cache_and_the_next_finds_it(start: Starter, tmp_path: Path) -> None:
-    running = start(cacheFiles=3)
-    cache = running.report().compile_cache
-    assert cache is not None
-    assert (cache.enabled, cache.files_before, cache.files_added) == (True, 0, 3)
+    compiles = {"overrides": {"enforceEager": False}}
+    found = []
+    for _ in range(2):
+        running = start(request=compiles, environment={"XDG_CACHE_HOME": str(tmp_path)}, cacheFiles=4)
+        found.append(running.report().compile_cache)
+        assert running.stop() == 0
+    assert [(one.state, one.files_before, one.files_added) for one in found if one] == [
+        (CacheState.COLD, 0, 4),
+        (CacheState.WARM, 4, 0),
+    ]
+
+
+def test_the_phases_of_a_start_can_be_watched(start: Starter) -> None:
+    port = _free_port()
+    start(wait=False, environment={"SM70_STATUS_PORT": str(port)}, stuckIn="Compiling")
+    deadline = time.monotonic() + 20
+    phase = ""
+    while phase != "Compiling":
+        assert time.monotonic() < deadline
+        try:
+            phase = httpx.get(f"http://127.0.0.1:{port}/sm70/startup").json().get("phase", "")
+        except httpx.TransportError:
+            time.sleep(0.02)
+
+
+def test_a_preflight_finds_what_the_real_one_finds(start: Starter) -> None:
+    well = start(wait=False, arguments=["--preflight"])
+    assert well.process.wait(timeout=20) == 0
+    wrong = start(wait=False, arguments=["--preflight"], request={"modelPath": "/not/there"})
+    assert wrong.process.wait(timeout=20) == 2
+    words = [one.last_words() for one in (well, wrong)]
+    assert [(one.kind, one.reason) for one in words if one] == [
+        (TerminationKind.PREFLIGHT, TerminationReason.PASSED),
+        (TerminationKind.PREFLIGHT, TerminationReason.PATH_NOT_FOUND),
+    ]
