@@ -80,11 +80,33 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     RECOVERING = "Recovering"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    PREFLIGHT = "Preflight"
+    PREFLIGHT_FAILED = "PreflightFailed"
+    ANNOUNCED = "Announced"
+    QUALIFYING = "Qualifying"
+    HELD = "Held"
+    PROMOTING = "Promoting"
+    BAKING = "Baking"
+    ROLLING_BACK = "RollingBack"
+    ROLLED_BACK = "RolledBack"
+    PAUSED = "Paused"
     OBSTRUCTED = "Obstructed"
     SERVING = "Serving"
     SERVING_EARLIER_SPEC = "ServingEarlierSpec"
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_READY = "NotReady"
+    GPU_CONFLICT = "GPUConflict"
+    MEMORY_NOT_RELEASED = "MemoryNotReleased"
+    DOWNLOADING = "Downloading"
+    DOWNLOAD_FAILED = "DownloadFailed"
+    REPOSITORY_UNAVAILABLE = "RepositoryUnavailable"
+    DISK_FULL = "DiskFull"
+    UNWRITABLE = "Unwritable"
+    GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
+    NO_KERNEL_IMAGE = "NoKernelImage"
+    DRIVER_TOO_OLD = "DriverTooOld"
+    NCCL_FAILURE = "NCCLFailure"
+    PROBE_TIMEOUT = "ProbeTimeout"
     PASSED = "Passed"
     EVIDENCE_MISSING = "EvidenceMissing"
     RUNNING = "Running"
@@ -229,15 +251,15 @@ MEANINGS: dict[Reason, Meaning] = {
     Reason.LOADING: Meaning(_ENGINE, "The server runs and loads weights, compiles or captures graphs."),
     Reason.OUT_OF_MEMORY: Meaning(
         _ENGINE,
-        "The pod needed more host memory than its limit, or the engine more GPU memory than there is.",
-        "Raise `pod.resources.limits.memory`, or lower `overrides.maxModelLen` or `overrides.maxNumSeqs`.",
+        "The server needed more host memory than the pod's limit.",
+        "Raise `pod.resources.limits.memory`, or lower `pod.sharedMemory`, which counts in it.",
     ),
     Reason.SHARED_MEMORY_TOO_SMALL: Meaning(
         _ENGINE, "The shared memory is too small for the parallel ranks.", "Raise `pod.sharedMemory`."
     ),
     Reason.ENGINE_UNSUPPORTED: Meaning(
         _ENGINE,
-        "The image's engine cannot serve this profile, or not on this GPU or driver.",
+        "The image's engine cannot serve this profile.",
         "Use the image that belongs to this version of the operator.",
     ),
     Reason.CRASH_LOOPING: Meaning(
@@ -277,6 +299,30 @@ MEANINGS: dict[Reason, Meaning] = {
         "The revision was not ready within `rollout.progressDeadlineSeconds`. It is still tried.",
         "Read the condition that is not True.",
     ),
+    Reason.PREFLIGHT: Meaning(
+        _PROGRESS, "A Job without GPUs looks at the new revision while the earlier one goes on serving."
+    ),
+    Reason.PREFLIGHT_FAILED: Meaning(
+        (ConditionType.PROGRESSING, ConditionType.READY),
+        "The preflight found that the new revision would not start. Nothing was stopped for it.",
+        "Mend what the message names; the next spec is checked again.",
+    ),
+    Reason.ANNOUNCED: Meaning(_PROGRESS, "The change begins; the message says how and why so."),
+    Reason.QUALIFYING: Meaning(_PROGRESS, "The new revision serves without public traffic and is judged."),
+    Reason.HELD: Meaning(
+        _PROGRESS,
+        "The judgement of the new revision did not decide, and it stands in nobody's way.",
+        "Read the condition `Qualified`.",
+    ),
+    Reason.PROMOTING: Meaning(_PROGRESS, "The new revision gets the public traffic."),
+    Reason.BAKING: Meaning(_PROGRESS, "The new revision has the traffic and is watched for `rollout.bakeSeconds`."),
+    Reason.ROLLING_BACK: Meaning(_PROGRESS, "The new revision was rejected and the last good one returns."),
+    Reason.ROLLED_BACK: Meaning(
+        _PROGRESS,
+        "The revision of the present spec was rejected and is not tried again; the last good one is to serve.",
+        "Change the spec; `status.revisions.rejected` says what was wrong.",
+    ),
+    Reason.PAUSED: Meaning(_PROGRESS, "`rollout.paused` is set, and a change waits.", "Set `rollout.paused` to false."),
     Reason.OBSTRUCTED: Meaning(
         (ConditionType.PROGRESSING, ConditionType.READY),
         "The API server refuses what the operator wants to do, or an object of the needed name belongs to another.",
@@ -291,6 +337,67 @@ MEANINGS: dict[Reason, Meaning] = {
     Reason.SCALED_TO_ZERO: Meaning(_READY, "`replicas` is 0.", "Raise `replicas`."),
     Reason.NOT_READY: Meaning(
         _READY, "A pod does not pass its readiness probe.", "Read the pod's events, or wait for a long prefill to end."
+    ),
+    Reason.GPU_CONFLICT: Meaning(
+        _GPUS,
+        "Another service's `gpus.uuids` name the same GPU; the message names both services and the GPU.",
+        "Take the GPU out of one of the two lists, or scale one of the services to 0.",
+    ),
+    Reason.MEMORY_NOT_RELEASED: Meaning(
+        _GPUS,
+        "A server that was stopped may still hold the memory of its GPUs; the next one starts when it is given back.",
+        "Wait; if it stays, look for the process that holds it (`nvidia-smi` on the node) and end it.",
+    ),
+    Reason.DOWNLOADING: Meaning(
+        _MODEL, "The checkpoint is being downloaded into its claim; an interrupted download is gone on with."
+    ),
+    Reason.DOWNLOAD_FAILED: Meaning(
+        (ConditionType.MODEL_AVAILABLE,),
+        "The network or the hub ended a download. What has come is kept, and the pod tries again by itself.",
+        "Check that the node reaches the hub, or name a mirror (`HF_ENDPOINT`, `MODELSCOPE_ENDPOINT`) in `env`.",
+    ),
+    Reason.REPOSITORY_UNAVAILABLE: Meaning(
+        _MODEL,
+        "The hub has no such repository or revision, or it is gated and the token does not open it. To a stranger a hub"
+        " does not say which.",
+        "Check `repo` and `revision`; for a gated one accept its terms and name a Secret in `tokenSecretRef`.",
+    ),
+    Reason.DISK_FULL: Meaning(
+        (ConditionType.MODEL_AVAILABLE, ConditionType.ENGINE_STARTED),
+        "A volume has less room than what has to be written to it.",
+        "Enlarge the claim that the message names, or remove what is not needed.",
+    ),
+    Reason.UNWRITABLE: Meaning(
+        (ConditionType.CACHE_WARM, ConditionType.MODEL_AVAILABLE),
+        "A volume cannot be written to: full, read-only, or of another user. A compile cache that cannot be written"
+        " costs time at every start and nothing else.",
+        "Make the volume writable for group 65532 (`fsGroup`), or enlarge it.",
+    ),
+    Reason.GPU_OUT_OF_MEMORY: Meaning(
+        _ENGINE,
+        "The engine needed more memory of a GPU than was free.",
+        "Lower `overrides.maxModelLen`, `overrides.maxNumSeqs` or `overrides.gpuMemoryUtilizationPercent`; if the GPU"
+        " was not empty, end what else is on it.",
+    ),
+    Reason.NO_KERNEL_IMAGE: Meaning(
+        _ENGINE,
+        "The image's engine has no code for the architecture of this GPU.",
+        "Use the engine image that is built for the GPU, or choose nodes with the profile's GPU in `gpus.products`.",
+    ),
+    Reason.DRIVER_TOO_OLD: Meaning(
+        _ENGINE,
+        "The node's NVIDIA driver is older than the CUDA of the image needs.",
+        "Update the driver of the node that the message names, or use an image for an older CUDA.",
+    ),
+    Reason.NCCL_FAILURE: Meaning(
+        _ENGINE,
+        "The parallel ranks could not talk to each other.",
+        "Check the node's GPUs (`nvidia-smi topo -m`, `dmesg` for Xid lines) and raise `pod.sharedMemory`.",
+    ),
+    Reason.PROBE_TIMEOUT: Meaning(
+        _ENGINE,
+        "The kubelet ended a server that did not answer its probe in time.",
+        "Look at the load of the node and at the events of the pod that the message names.",
     ),
     Reason.PASSED: Meaning(_QUALIFIED, "An `Sm70Qualification` for exactly this configuration passed."),
     Reason.EVIDENCE_MISSING: Meaning(

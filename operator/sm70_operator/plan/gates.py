@@ -9,7 +9,7 @@ from sm70_operator.api.conditions import ConditionType, Finding, Reason, with_re
 from sm70_operator.api.types import PathState, PathStatus, RouteStatus
 from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.snapshot import EngineAnswer
-from sm70_operator.plan.startup import worst
+from sm70_operator.plan.explain import worst
 from sm70_profiles import report as engine
 from sm70_profiles.report import AccelerationReport, printable
 from sm70_profiles.spec import Acceleration

@@ -13,6 +13,7 @@ from sm70_profiles.resolver import ResolvedGpus
 
 MAX_NAMED = 6
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]{1,253})" not found')
+_CLAIM_WAITS = ("cannot allocate all claims", "cannot allocate", "resourceclaim not created yet")
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
 
 
@@ -36,6 +37,8 @@ def explain_waiting(
         return Finding.unknown(message="The pod waits for its volumes.")
     if gpus is None or gpus.count == 0:
         return _false(Reason.UNSCHEDULABLE, f"The scheduler says: {words}")
+    if pod.claims:
+        return _claims(pod, gpus, holders)
     if nodes is not None:
         suitable = [node for node in nodes if suits(node, gpus)]
         if not suitable:
@@ -53,6 +56,22 @@ def explain_waiting(
     if gpus.resource_name in words:
         return _false(Reason.WAITING_FOR_GPU, f"The scheduler says: {words}")
     return _false(Reason.UNSCHEDULABLE, f"The scheduler says: {words}")
+
+
+def _claims(pod: PodFacts, gpus: ResolvedGpus, holders: Sequence[PodFacts]) -> Finding:
+    """Devices are not seen here, so a claim that nothing can ever satisfy looks like one that has to wait."""
+    words = pod.scheduling_message
+    if not any(phrase in words for phrase in _CLAIM_WAITS):
+        return _false(Reason.UNSCHEDULABLE, f"The scheduler says: {words}")
+    wanted = " or ".join(f"`{product}`" for product in gpus.products) or "GPUs"
+    held = [
+        f"`{one.namespace}/{one.service}` on `{one.node}`"
+        for one in sorted(holders, key=lambda one: (one.node, one.namespace, one.name))
+        if one.claims and one.node and one.uid != pod.uid and not one.ended
+    ]
+    parts = [f"No node has {gpus.count} free devices that the claim selects ({wanted})"]
+    parts += [f"holders of claims: {_listed(held)}"] if held else []
+    return _false(Reason.WAITING_FOR_GPU, f"{'; '.join(parts)}. The scheduler says: {words}")
 
 
 def suits(node: NodeFacts, gpus: ResolvedGpus) -> bool:

@@ -1,38 +1,55 @@
-"""How far a revision's pods are: on a node, image there, model loaded, health answering; and if not, why not.
+"""Why a revision's pods do not serve: one reason and one next step for everything that can go wrong on the way.
 
-Everything is taken from pod state and from the termination message of `sm70-serve`, never from logs.
+Everything is taken from pod and node state, from the words of the node, and from the termination messages of
+`sm70-serve`, `sm70-fetch` and the preflight; never from logs. Each reason has a page in `docs/runbooks/`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sm70_operator.api.conditions import ConditionStatus, ConditionType, Finding, Reason, with_remedy
 from sm70_operator.observe.facts import ContainerFacts, NodeFacts, PodFacts
 from sm70_operator.observe.snapshot import NodeWords
+from sm70_operator.plan.devices import device_problem
 from sm70_operator.plan.scheduling import explain_waiting, missing_volume
+from sm70_profiles.profile import Hardware
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.report import printable
+from sm70_profiles.report import DeviceFacts, printable
 from sm70_profiles.resolver import ResolvedGpus
-from sm70_profiles.termination import Termination, TerminationKind, parse_termination
+from sm70_profiles.termination import FindingSeverity, Termination, TerminationKind, parse_termination
 
 CRASHES_BEFORE_BLAME = 2
 """One unexplained end may be an accident, from which the restarted server recovers."""
 
-_MODEL_ENDS: dict[str, Reason] = {
+_MODEL_ENDS: dict[TerminationReason, Reason] = {
     TerminationReason.PATH_NOT_FOUND: Reason.PATH_NOT_FOUND,
     TerminationReason.PATH_UNREADABLE: Reason.PATH_UNREADABLE,
     TerminationReason.DRAFT_INCOMPATIBLE: Reason.DRAFT_INCOMPATIBLE,
     TerminationReason.CHECKSUM_MISMATCH: Reason.CHECKSUM_MISMATCH,
     TerminationReason.MODEL_INVALID: Reason.MODEL_INVALID,
+    TerminationReason.DOWNLOAD_FAILED: Reason.DOWNLOAD_FAILED,
+    TerminationReason.REPOSITORY_NOT_FOUND: Reason.REPOSITORY_UNAVAILABLE,
+    TerminationReason.ACCESS_DENIED: Reason.REPOSITORY_UNAVAILABLE,
+    TerminationReason.CACHE_UNWRITABLE: Reason.UNWRITABLE,
 }
-_ENGINE_ENDS: dict[str, Reason] = {
+_ENGINE_ENDS: dict[TerminationReason, Reason] = {
     TerminationReason.REFUSED: Reason.REFUSED,
     TerminationReason.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+    TerminationReason.GPU_OUT_OF_MEMORY: Reason.GPU_OUT_OF_MEMORY,
     TerminationReason.SHARED_MEMORY: Reason.SHARED_MEMORY_TOO_SMALL,
+    TerminationReason.NO_KERNEL_IMAGE: Reason.NO_KERNEL_IMAGE,
+    TerminationReason.DRIVER_TOO_OLD: Reason.DRIVER_TOO_OLD,
+    TerminationReason.NCCL_FAILURE: Reason.NCCL_FAILURE,
     TerminationReason.ENGINE_UNSUPPORTED: Reason.ENGINE_UNSUPPORTED,
+    TerminationReason.DISK_FULL: Reason.DISK_FULL,
+}
+_ELSEWHERE: dict[TerminationReason, tuple[ConditionType, Reason]] = {
+    TerminationReason.ACCELERATION_REFUSED: (ConditionType.ACCELERATION_COMPLETE, Reason.ROUTE_DISABLED),
+    TerminationReason.ENGINE_DIED: (ConditionType.ENGINE_STARTED, Reason.CRASH_LOOPING),
+    TerminationReason.UNKNOWN: (ConditionType.ENGINE_STARTED, Reason.CRASH_LOOPING),
 }
 _PULL_PROBLEMS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -55,6 +72,12 @@ class Views:
     words: Mapping[str, NodeWords]
     pods_refused: str
     """Why the Deployment cannot create pods; empty when it can."""
+    hardware: Hardware | None = None
+    """What the profile demands of the GPUs; None where it is not known."""
+    devices: Mapping[str, DeviceFacts] = field(default_factory=dict)
+    """What the running engines say of their GPUs, by pod uid."""
+    conflict: str = ""
+    """The service that pins the same GPU, in words; empty if none does."""
 
 
 def judge_startup(pods: Sequence[PodFacts], views: Views) -> dict[ConditionType, Finding]:
@@ -75,6 +98,51 @@ def worst(pods: Iterable[PodFacts], judge: Callable[[PodFacts], Finding], other:
     return min(found, key=lambda finding: order.index(finding.status), default=Finding.unknown())
 
 
+@dataclass(frozen=True)
+class PreflightResult:
+    """What a preflight says. `finding` is for the condition `type`; None when nothing is wrong."""
+
+    passed: bool
+    type: ConditionType | None = None
+    finding: Finding | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def judge_preflight(pods: Sequence[PodFacts]) -> PreflightResult | None:
+    """The result of an ended preflight Job from its pods; None when none of them left a message.
+
+    No message is no refusal: the Job may have lost its node or its time, and the start itself will tell.
+    """
+    for pod in sorted(pods, key=lambda pod: (pod.created, pod.name), reverse=True):
+        for step in pod.steps:
+            if (words := _last_words(step)) is not None:
+                return _refused_by(words)
+        words = _last_words(pod.container) if pod.container is not None else None
+        if words is None:
+            continue
+        if words.kind is TerminationKind.PREFLIGHT and words.reason is TerminationReason.PASSED:
+            warnings = [one for one in words.findings if one.severity is FindingSeverity.WARNING]
+            return PreflightResult(passed=True, warnings=tuple(_told(one.message, one.remedy) for one in warnings))
+        return _refused_by(words)
+    return None
+
+
+def _refused_by(words: Termination) -> PreflightResult:
+    kind, reason = condition_of(words.reason)
+    errors = [one for one in words.findings if one.severity is FindingSeverity.ERROR]
+    told = [_told(one.message, one.remedy) for one in errors[:8]] or [_explained(words, reason)]
+    return PreflightResult(passed=False, type=kind, finding=Finding.false(reason, " ".join(told)))
+
+
+def condition_of(reason: TerminationReason) -> tuple[ConditionType, Reason]:
+    """The condition and the reason that an end is told as."""
+    if reason in _MODEL_ENDS:
+        return ConditionType.MODEL_AVAILABLE, _MODEL_ENDS[reason]
+    if reason in _ENGINE_ENDS:
+        return ConditionType.ENGINE_STARTED, _ENGINE_ENDS[reason]
+    return _ELSEWHERE.get(reason, (ConditionType.ENGINE_STARTED, Reason.CRASH_LOOPING))
+
+
 def _missing(there: int, views: Views) -> Finding | None:
     if there >= views.replicas:
         return None
@@ -89,9 +157,16 @@ def _refused(views: Views) -> Finding | None:
 
 def _gpus(pod: PodFacts, views: Views) -> Finding:
     if not pod.scheduled:
+        if views.conflict:
+            return _false(Reason.GPU_CONFLICT, views.conflict)
         return explain_waiting(pod, views.gpus, views.nodes, views.holders)
     if views.gpus is not None and views.gpus.count == 0:
         return Finding.true(Reason.NOT_REQUIRED, "No GPU is asked for.")
+    device = views.devices.get(pod.uid)
+    if device is not None and views.gpus is not None:
+        problem = device_problem(device, views.gpus, views.hardware)
+        if problem is not None:
+            return _false(problem[0], f"The server in `{pod.name}` on node `{pod.node}` reports {problem[1]}")
     return Finding.true(Reason.ALLOCATED, "Every replica holds its GPUs.")
 
 
@@ -99,18 +174,39 @@ def _model(pod: PodFacts, views: Views) -> Finding:
     if (problem := missing_volume(pod)) is not None and not pod.scheduled:
         return _false(Reason.VOLUME_NOT_FOUND, problem)
     container = pod.container
-    if container is None:
-        return Finding.unknown(message="The engine has not looked at the model yet.")
-    if container.started:
+    if container is not None and container.started:
         return Finding.true(Reason.PRESENT, "The engine has loaded the checkpoint.")
     words = views.words.get(pod.uid)
     if words is not None and words.reason == "FailedMount" and "hostPath type check failed" in words.message:
         return _false(Reason.PATH_NOT_FOUND, f"On node `{pod.node}`: {words.message}")
+    if (download := _download(pod)) is not None:
+        return download
+    if container is None:
+        return Finding.unknown(message="The engine has not looked at the model yet.")
     last = _last_words(container)
     if last is not None and last.reason in _MODEL_ENDS:
         reason = _MODEL_ENDS[last.reason]
         return Finding.false(reason, _explained(last, reason))
     return Finding.unknown(message="The engine has not loaded the model yet.")
+
+
+def _download(pod: PodFacts) -> Finding | None:
+    """How the download stands; None where none is needed, or all is there."""
+    for step in pod.steps:
+        what = step.name.removeprefix("fetch-")
+        if step.exit is not None and step.exit.code == 0 and not step.running:
+            continue
+        last = _last_words(step)
+        if last is not None:
+            reason = _MODEL_ENDS.get(last.reason) or _ENGINE_ENDS.get(last.reason) or Reason.DOWNLOAD_FAILED
+            return Finding.false(reason, f"The download of the {what}: {_explained(last, reason)}")
+        if step.exit is not None and step.exit.reason == "OOMKilled":
+            return _false(Reason.DOWNLOAD_FAILED, f"The download of the {what} was killed for its memory")
+        if step.running or step.exit is not None:
+            tries = f", try {step.restarts + 1}" if step.restarts else ""
+            text = f"The {what} is being downloaded by `{step.name}` of `{pod.name}`{tries}."
+            return Finding.false(Reason.DOWNLOADING, text)
+    return None
 
 
 def _engine(pod: PodFacts, views: Views) -> Finding:
@@ -131,8 +227,11 @@ def _engine(pod: PodFacts, views: Views) -> Finding:
 
 
 def _not_created(pod: PodFacts, container: ContainerFacts | None, views: Views) -> Finding:
-    reason = container.waiting_reason if container is not None else ""
-    message = container.waiting_message if container is not None else ""
+    # While an init container cannot be made, its own words count: the engine's only say that it waits.
+    step = next((one for one in pod.steps if one.waiting_reason and one.waiting_reason not in _CREATING), None)
+    stuck = step if step is not None and step.waiting_reason != "CrashLoopBackOff" else container
+    reason = stuck.waiting_reason if stuck is not None else ""
+    message = stuck.waiting_message if stuck is not None else ""
     if reason in _PULL_PROBLEMS:
         words = _SOURCE_PORT.sub("->", _BACK_OFF.sub("", message)) or reason
         return _false(Reason.PULLING_IMAGE, f"Node `{pod.node}` cannot pull the image: {words}")
@@ -140,6 +239,8 @@ def _not_created(pod: PodFacts, container: ContainerFacts | None, views: Views) 
         return _false(
             Reason.CONTAINER_REFUSED, f"Node `{pod.node}` cannot create the container: {reason}: {message or reason}"
         )
+    if any(one.running or one.exit is not None for one in pod.steps):
+        return Finding.unknown(message="The server starts when its checkpoints are there; see `ModelAvailable`.")
     told = views.words.get(pod.uid)
     if told is not None and told.reason.startswith("Failed"):
         return _false(Reason.CONTAINER_REFUSED, f"Node `{pod.node}` says {told.reason}: {told.message}")
@@ -153,16 +254,16 @@ def _failure(pod: PodFacts, container: ContainerFacts) -> Finding | None:
     end = container.exit
     if end is None:
         return None
-    last = _last_words(container)
     if end.reason == "OOMKilled":
         limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
         return _false(
             Reason.OUT_OF_MEMORY,
             f"The server in `{pod.name}` was killed for its memory: it needs more than the limit{limit}.",
         )
+    last = _last_words(container)
     if last is not None and last.reason in _ENGINE_ENDS:
         reason = _ENGINE_ENDS[last.reason]
-        return Finding.false(reason, _explained(last, reason))
+        return Finding.false(reason, _explained(last, reason, pod.node if reason is Reason.DRIVER_TOO_OLD else ""))
     if last is not None and last.reason in _MODEL_ENDS:
         return Finding.false(
             Reason.CRASH_LOOPING, f"The server in `{pod.name}` ends with {last.reason}; see `ModelAvailable`."
@@ -170,6 +271,9 @@ def _failure(pod: PodFacts, container: ContainerFacts) -> Finding | None:
     again = container.restarts >= CRASHES_BEFORE_BLAME or container.waiting_reason == "CrashLoopBackOff"
     if container.running and not again:
         return None
+    if not pod.deleting and _was_stopped(container):
+        found = f"The server in `{pod.name}` was ended by the kubelet {container.restarts} times, and not by itself"
+        return _false(Reason.PROBE_TIMEOUT, f"{found}: its startup or liveness probe was not answered in time.")
     what = f"exit code {end.code}" + (f" ({end.reason})" if end.reason not in ("", "Error", "Completed") else "")
     if end.code == 137:
         what += ": killed from outside, by the liveness probe or for the node's memory"
@@ -177,6 +281,12 @@ def _failure(pod: PodFacts, container: ContainerFacts) -> Finding | None:
     return _false(
         Reason.CRASH_LOOPING, f"The server in `{pod.name}` ended with {what}" + (f": {told}" if told else ".")
     )
+
+
+def _was_stopped(container: ContainerFacts) -> bool:
+    """The server was asked to end, by its own last words. In a pod that stays nobody but the kubelet asks."""
+    words = parse_termination(container.exit.message) if container.exit is not None else None
+    return words is not None and words.kind is TerminationKind.SHUTDOWN
 
 
 def _last_words(container: ContainerFacts) -> Termination | None:
@@ -187,9 +297,15 @@ def _last_words(container: ContainerFacts) -> Termination | None:
     return None if words is None or words.kind is TerminationKind.SHUTDOWN else words
 
 
-def _explained(words: Termination, reason: Reason) -> str:
+def _explained(words: Termination, reason: Reason, node: str = "") -> str:
     found, remedy = printable(words.message, 1500).strip(), printable(words.remedy, 500).strip()
-    return f"{_sentence(found)} {_sentence(remedy)}" if remedy else with_remedy(reason, _sentence(found))
+    found = f"On node `{node}`: {found}" if node else found
+    return _told(found, remedy) if remedy else with_remedy(reason, _sentence(found))
+
+
+def _told(message: str, remedy: str) -> str:
+    found = _sentence(printable(message, 1500).strip())
+    return f"{found} {_sentence(printable(remedy, 500).strip())}" if remedy else found
 
 
 def _false(reason: Reason, found: str) -> Finding:
