@@ -30,6 +30,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "--set-json", 'podLabels={"team":"x"}', "--set-json", 'podAnnotations={"note":"y"}',
         "--set-json", 'nodeSelector={"zone":"a"}', "--set-json", 'tolerations=[{"operator":"Exists"}]',
         "--set-json", 'serviceAccount={"create":true,"name":"other","annotations":{"a":"b"}}',
+        "--set", "monitoring.podMonitor.enabled=true,monitoring.podMonitor.labels.release=prometheus",
+        "--set", "monitoring.dashboard.enabled=true",
     ),
 }  # fmt: skip
 
@@ -83,6 +85,7 @@ def test_rendering(helm: Path, case: str) -> None:
         (("--set", "namespaces={Team_A}"), "namespaces"),
         (("--set-string", "engineImages.cpu=not an image"), "engineImages"),
         (("--set", "typo=1"), "typo"),
+        (("--set-string", "monitoring.podMonitor.interval=often"), "interval"),
         (("--set", "serviceAccount.create=false"), "serviceAccount.name"),
     ],
 )
@@ -153,5 +156,5 @@ def test_the_settings_reach_the_operator(helm: Path) -> None:
 def test_the_crd_stays_when_the_chart_goes(helm: Path) -> None:
     assert "CustomResourceDefinition" not in template(helm)
     shown = run(helm, "show", "crds", str(CHART)).stdout
-    (definition,) = objects(shown)
-    assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    for definition in objects(shown):
+        assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
