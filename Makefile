@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PYTHONPATH := tests:tools
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-full bench bootstrap prepare lint types imports unit images image-sm70 crds docs \
+.PHONY: help demo test test-full bench bootstrap prepare lint types imports unit images image-sm70 crds docs device-bundle test-device \
         clean-cluster clean-cache bare
 
 help:  ## Show the targets.
@@ -48,6 +48,12 @@ image-sm70: bootstrap  ## The image for real V100 GPUs (built and swept here, it
 crds: bootstrap  ## Generate the CRD and its reference from the operator's types.
 	@$(PYTHON) -m sm70_operator.api.crd --write crds charts/sm70-operator/crds
 	@$(PYTHON) -m sm70_operator.api.reference --write docs/reference/crd.md
+
+device-bundle: bootstrap  ## Pack what the device lane needs on a machine with a GPU (docs/engine/device_lane.md).
+	@$(PYTHON) tools/device_bundle.py
+
+test-device:  ## On that machine: the sm70 engine end to end; STAGE=first,reference for some of it.
+	@python3 tests/device/run_engine.py $(if $(STAGE),--stage $(STAGE)) $(if $(DEVICE_OUT),--out $(DEVICE_OUT))
 
 bare: bootstrap  ## Run `make demo` once inside a debootstrapped Debian 12 with empty caches.
 	@tools/bare.sh

@@ -107,7 +107,8 @@ def _own(site: Path, scratch: Path) -> None:
             wheel.extractall(site)
         objects = site / "sm70_engine/kernels/objects"
         shutil.rmtree(objects, ignore_errors=True)
-        run([sys.executable, "-m", "sm70_engine.kernels.cli", "build", "--output", objects], cwd=ROOT)
+        environment = clean_environment({"PYTHONPATH": str(ROOT / "engine")})
+        run([sys.executable, "-m", "sm70_engine.kernels.cli", "build", "--output", objects], cwd=ROOT, env=environment)
 
 
 def pack(out: Path) -> Path:

@@ -50,7 +50,7 @@ refusals: dict[str, str] = {}
 
 def capturing() -> bool:
     """Whether launches go into a CUDA graph; never where there is no GPU."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 @dataclass
