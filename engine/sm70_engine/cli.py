@@ -20,7 +20,7 @@ from sm70_engine.serve.display import decisions
 from sm70_engine.serve.failure import ServeError
 from sm70_engine.serve.last_words import classify, failure, oom_kills, shutdown, termination_file, write_termination
 from sm70_engine.serve.launch import Launch, explained, plan_launch, strict_start, verified
-from sm70_engine.serve.preflight import preflight, readable
+from sm70_engine.serve.preflight import preflight, readable, refused_preflight
 from sm70_engine.serve.status import answered
 from sm70_engine.serve.supervise import FORWARDED, Supervisor
 from sm70_engine.serve.versions import check_versions
@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None, environment: MutableMapping[str, st
             return 0
         return _run(command_line, command_line.request, environment)
     except ServeError as error:
+        if "--preflight" in arguments:
+            return _end_preflight(refused_preflight(error), environment)
         return _end(failure(error), REFUSED, environment)
     except _AskedEarlyError as asked:
         return _end(shutdown(f"ended by {asked} before the server was started", ()), 0, environment)
@@ -63,10 +65,7 @@ def _run(command_line: CommandLine, request: ServeRequest, environment: MutableM
     """Raises ServeError for whatever is refused."""
     strictly = strict_start(command_line.from_environment, environment)
     if command_line.preflight:
-        found = preflight(request, environment, command_line.skip, strictly)
-        print(readable(found), flush=True)
-        write_termination(termination_file(environment), found)
-        return 0 if found.reason is TerminationReason.PASSED else REFUSED
+        return _end_preflight(preflight(request, environment, command_line.skip, strictly), environment)
     launch = plan_launch(request, environment, strictly=strictly)
     print(decisions(launch), flush=True)
     if command_line.render:
@@ -125,6 +124,12 @@ def session_folder_of(environment: MutableMapping[str, str]) -> Iterator[Session
         yield folder
     finally:
         folder.remove()
+
+
+def _end_preflight(found: Termination, environment: MutableMapping[str, str]) -> int:
+    print(readable(found), flush=True)
+    write_termination(termination_file(environment), found)
+    return 0 if found.reason is TerminationReason.PASSED else REFUSED
 
 
 def _end(termination: Termination, status: int, environment: MutableMapping[str, str]) -> int:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from sm70_engine.acceleration.routes import create_counters
 from sm70_engine.acceleration.strict import remedy_of, waiting_paths
 from sm70_engine.serve.checkpoint import read_checkpoint
 from sm70_engine.serve.failure import ServeError
@@ -77,7 +78,7 @@ def conclusion(findings: list[PreflightFinding]) -> Termination:
     """The message of these findings, errors first."""
     ordered = tuple(sorted(findings, key=lambda finding: finding.severity is WARNING))[:32]
     errors = [finding for finding in ordered if finding.severity is ERROR]
-    counted = f"{len(errors)} errors and {len(ordered) - len(errors)} warnings"
+    counted = f"errors: {len(errors)}, warnings: {len(ordered) - len(errors)}"
     if not errors:
         return Termination(
             kind=TerminationKind.PREFLIGHT,
@@ -89,10 +90,15 @@ def conclusion(findings: list[PreflightFinding]) -> Termination:
     return Termination(
         kind=TerminationKind.PREFLIGHT,
         reason=errors[0].reason,
-        message=f"{counted}: {printable(listed, 400)}. {printable(errors[0].message, 800)}",
+        message=f"{counted}; {printable(listed, 400)}. {printable(errors[0].message, 800)}",
         remedy=errors[0].remedy,
         findings=ordered,
     )
+
+
+def refused_preflight(error: ServeError) -> Termination:
+    """The message when not even the request could be read."""
+    return conclusion([_error(error, "request")])
 
 
 def readable(termination: Termination) -> str:
@@ -110,6 +116,7 @@ def parse_with_vllm(launch: Launch, environment: Mapping[str, str]) -> Preflight
     folder = SessionFolder.create(environment)
     try:
         folder.write(launch.session())
+        create_counters(folder.counters)
         process = subprocess.run(
             [sys.executable, "-m", "sm70_engine.serve.parse", *launch.resolution.argv],
             env={
