@@ -44,11 +44,12 @@ class Calibration:
 class Prompts:
     """Makes prompts for one endpoint. The same seed makes the same prompts."""
 
-    def __init__(self, endpoint: Endpoint, *, seed: int = 0, chat: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, *, seed: int = 0, chat: bool = False, passage: str | None = None) -> None:
         self._endpoint = endpoint
         self._random = random.Random(seed)  # noqa: S311  (prompts need no secrecy)
         self._chat = chat
-        self._ids: tuple[int, ...] | None = None if chat else endpoint.tokenize(PASSAGE)
+        self._words = (passage or PASSAGE).split()
+        self._ids: tuple[int, ...] | None = None if chat else endpoint.tokenize(passage or PASSAGE)
         self._nonces: tuple[int, ...] = tuple(sorted(set(self._ids or ())))
         self._calibrated: dict[int, Calibration] = {}
 
@@ -79,11 +80,11 @@ class Prompts:
     def _text(self, of: Calibration) -> str:
         # The same words in another order: as many tokens, and no prefix in common.
         nonce = self._random.sample(NONCE_WORDS, len(NONCE_WORDS))
-        return _text(nonce, of.words, of.fillers)
+        return _text(self._words, nonce, of.words, of.fillers)
 
     def _calibration(self, tokens: int) -> Calibration:
         if tokens not in self._calibrated:
-            self._calibrated[tokens] = calibrate(tokens, lambda text: self._usage(text))
+            self._calibrated[tokens] = calibrate(tokens, self._words, self._usage)
         return self._calibrated[tokens]
 
     def _usage(self, text: str) -> int:
@@ -93,13 +94,12 @@ class Prompts:
         return answer.prompt_tokens
 
 
-def _text(nonce: Sequence[str], words: int, fillers: int) -> str:
-    passage = PASSAGE.split()
-    body = (passage * (-(-words // len(passage))))[:words]
+def _text(passage: Sequence[str], nonce: Sequence[str], words: int, fillers: int) -> str:
+    body = (list(passage) * (-(-words // len(passage))))[:words]
     return "go " + " ".join([*nonce, *body]) + " a" * fillers
 
 
-def calibrate(tokens: int, count: Callable[[str], int]) -> Calibration:
+def calibrate(tokens: int, passage: Sequence[str], count: Callable[[str], int]) -> Calibration:
     """Finds a text of so many tokens by asking how long texts are.
 
     Returns the nearest one that is not longer after `MAX_PROBES` questions. Raises EndpointError when even the shortest
@@ -108,7 +108,7 @@ def calibrate(tokens: int, count: Callable[[str], int]) -> Calibration:
     best: Calibration | None = None
     words, fillers = int(tokens * 0.7), 0
     for _ in range(MAX_PROBES):
-        found = count(_text(NONCE_WORDS, words, fillers))
+        found = count(_text(passage, NONCE_WORDS, words, fillers))
         if found <= tokens and (best is None or found > best.tokens):
             best = Calibration(words, fillers, found)
         missing = tokens - found

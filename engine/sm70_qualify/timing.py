@@ -33,6 +33,7 @@ class Timing:
     """Prompt tokens that were not cached, where the server says it."""
     output_tokens: int
     token_source: TokenSource
+    first_chunk_tokens: int
     first_token_seconds: float
     total_seconds: float
     tpot_seconds: float | None
@@ -71,6 +72,7 @@ def timing(answer: Answer) -> Timing | None:
         computed_tokens=computed,
         output_tokens=tokens,
         token_source=source,
+        first_chunk_tokens=in_first,
         first_token_seconds=first.seconds,
         total_seconds=answer.seconds,
         tpot_seconds=passed / later if later > 0 and passed > 0 else None,

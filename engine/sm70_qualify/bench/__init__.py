@@ -1,0 +1,1 @@
+"""`sm70-bench`: how fast a server is, by the tokens that it returns."""
