@@ -46,7 +46,7 @@ def test_tokens_are_counted_by_their_ids_and_chunks_apart(tmp_path: Path, capsys
         assert level.chunk_interval_ms is not None
         # 20 tokens in 5 chunks: 16 tokens and 4 intervals come after the first.
         assert (level.tpot_ms.samples, level.chunk_interval_ms.samples) == (3, 12)
-        assert level.chunk_interval_ms.mean == pytest.approx(4 * level.tpot_ms.mean, rel=1e-2)
+        assert level.chunk_interval_ms.mean == pytest.approx(4 * level.tpot_ms.mean, abs=1e-3)
         assert level.finish_reasons == {"length": 3}
     assert {body["top_k"] for body in completions(reciter)} == {20}
     assert {body["min_tokens"] for body in completions(reciter)} == {2, 20}
@@ -189,7 +189,7 @@ def test_quantiles_are_linear_and_say_their_samples() -> None:
     assert spread([]) is None
 
 
-@pytest.mark.parametrize("tokens", [100, 1000, 4096])
+@pytest.mark.parametrize("tokens", [150, 1000, 4096])
 @pytest.mark.parametrize("rate", [1.0, 1.37, 2.6])
 def test_text_is_calibrated_to_the_token(tokens: int, rate: float) -> None:
     """A tokenizer that cuts words into parts, but knows a lone letter."""
