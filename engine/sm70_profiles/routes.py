@@ -35,35 +35,36 @@ class Route(Document):
 _BOTH = (Stage.PREFILL, Stage.DECODE)
 _ALL = (Stage.PREFILL, Stage.DECODE, Stage.VERIFY)
 _STEP = (Stage.DECODE, Stage.VERIFY)
+_EVERY = (*_ALL, Stage.DRAFT)
 _REFERENCE = (
     Route(
         name="nvfp4_linear_reference",
         path="reference_nvfp4_linear",
-        stages=_BOTH,
+        stages=_ALL,
         description="NVFP4 weights, unpacked and multiplied by the plain reference on the CPU.",
     ),
     Route(
         name="attention_reference",
         path="reference_attention",
-        stages=_BOTH,
+        stages=_EVERY,
         description="Paged attention of the CPU lane over the KV cache in the compute dtype.",
     ),
     Route(
         name="attention_e4m3_reference",
         path="reference_attention_e4m3",
-        stages=_BOTH,
+        stages=_EVERY,
         description="Paged attention of the CPU lane over an E4M3 KV cache.",
     ),
     Route(
         name="attention_e5m2_reference",
         path=None,
-        stages=_BOTH,
+        stages=_EVERY,
         description="Paged attention of the CPU lane over an E5M2 KV cache: served, but not the recipe's path.",
     ),
     Route(
         name="gdn_reference",
         path="reference_gdn",
-        stages=_BOTH,
+        stages=_ALL,
         description="Gated delta net of the CPU lane.",
     ),
 )
