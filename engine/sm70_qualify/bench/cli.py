@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -173,11 +174,15 @@ def _leave(result: BenchResult, options: argparse.Namespace) -> None:
         _show(result, Console())
 
 
+HEADERS = ("prompt", "×", "n", "TTFT", "p99", "prefill", "TPOT", "p99", "decode", "total", "tok/chunk", "tok/round")
+
+
 def _show(result: BenchResult, console: Console) -> None:
-    table = Table(title=f"{result.model} at {result.url}", title_justify="left")
-    names = ("prompt", "at once", "n", "TTFT ms p50/p99", "prefill tok/s", "TPOT ms p50/p99", "decode tok/s")
-    for name in (*names, "all tok/s", "chunk ms p50", "tok/chunk", "tok/round", "accepted"):
-        table.add_column(name, justify="right")
+    caption = "times in ms (median, p99), rates in tokens/s; × requests at a time, n completed"
+    title = f"{result.model} at {result.url}"
+    table = Table(title=title, caption=caption, box=box.SIMPLE, title_justify="left", caption_justify="left", padding=0)
+    for name in HEADERS:
+        table.add_column(name, justify="right", no_wrap=True)
     for level in result.levels:
         table.add_row(*_cells(level))
     console.print(table)
@@ -191,17 +196,15 @@ def _cells(level: LevelResult) -> list[str]:
         str(level.contract.input_len),
         str(level.contract.concurrency),
         str(level.completed),
-        _two(level.ttft_ms),
-        _median(level.prefill_tokens_per_second),
-        _two(level.tpot_ms),
-        _median(level.decode_tokens_per_second),
+        _quantile(level.ttft_ms, "p50"),
+        _quantile(level.ttft_ms, "p99"),
+        _quantile(level.prefill_tokens_per_second, "p50"),
+        _quantile(level.tpot_ms, "p50"),
+        _quantile(level.tpot_ms, "p99"),
+        _quantile(level.decode_tokens_per_second, "p50"),
         _figure(level.output_tokens_per_second),
-        _median(level.chunk_interval_ms),
         _figure(level.tokens_per_chunk),
         _figure(speculation.mean_acceptance_length if speculation else None),
-        f"{100 * speculation.draft_acceptance_rate:.1f} %"
-        if speculation and speculation.draft_acceptance_rate is not None
-        else "–",
     ]
 
 
@@ -221,16 +224,14 @@ def _notes(result: BenchResult) -> list[str]:
     return notes
 
 
-def _two(found: Distribution | None) -> str:
-    return f"{found.p50:,.1f} / {found.p99:,.1f}" if found else "–"
-
-
-def _median(found: Distribution | None) -> str:
-    return _figure(found.p50 if found else None)
+def _quantile(found: Distribution | None, which: Literal["p50", "p99"]) -> str:
+    return _figure(None if found is None else getattr(found, which))
 
 
 def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}"
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
 if __name__ == "__main__":
