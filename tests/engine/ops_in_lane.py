@@ -109,6 +109,13 @@ def linears() -> dict[str, Any]:
     got = torch.ops.sm70.nvfp4_packed_linear(x, packed.words, none, 80, packed.scale)
     gate, up = np.split(product * np.repeat([2.0**-9, 0.25], 40), 2, axis=-1)
     both = torch.ops.sm70.nvfp4_packed_swiglu(x, gated.words, none, 40, gated.scale, gated.up_scale)
+    down = torch_weights.pack(torch_codes[:, :32], scales[:, :4], torch.tensor(0.01))
+    wide_codes, wide_scales = (torch.cat((t, t))[:128] for t in (torch_codes, scales))
+    inner = torch_weights.pack(wide_codes, wide_scales, torch.tensor(0.002), gated=True)
+    mlp = (x, inner.words, down.words, none, 64, 80, inner.scale, inner.up_scale, down.scale)
+    between = torch.ops.sm70.nvfp4_packed_swiglu(x, inner.words, none, 64, inner.scale, inner.up_scale)
+    chained = torch.ops.sm70.nvfp4_packed_linear(between, down.words, none, 80, down.scale)
+    torch.library.opcheck(torch.ops.sm70.nvfp4_mlp, mlp)
     wanted = gate / (1 + np.exp(-gate)) * up
     plain = (x, packed.words, none, 80, packed.scale)
     torch.library.opcheck(torch.ops.sm70.nvfp4_packed_linear, plain)
@@ -124,6 +131,7 @@ def linears() -> dict[str, Any]:
         "divisor": divided.scale == packed.scale == 0.5 and bool((divided.words == packed.words).all()),
         "linear": float(np.abs(got.double().numpy() - product * 0.5).max() / np.abs(product * 0.5).max()),
         "swiglu": float(np.abs(both.double().numpy() - wanted).max() / np.abs(wanted).max()),
+        "mlp": bool((torch.ops.sm70.nvfp4_mlp(*mlp) == chained).all()) and bool(chained.isfinite().all()),
         "compiled": bool((twice(x) == got * 2).all()),
         "refusals": [
             refusal(lambda: pack(torch_codes, scales, torch.tensor([0.5, 0.25]))),

@@ -350,22 +350,30 @@ class LinearArgs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class LinearTile:
-    """A variant of the NVFP4 linear: row tiles of 8, column tiles of 32 per warp, column warps, K-slice warps."""
+    """A variant of the NVFP4 linear: row tiles of 8, column tiles of 32 per warp, column warps, K-slice warps.
+
+    `wide`: 16 x 16 a product instead of 8 x 32 (nvfp4_tile.cuh).
+    """
 
     rows: int
     columns: int
     column_warps: int
     k_warps: int
+    wide: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name."""
-        return f"linear_{self.rows}_{self.columns}_{self.column_warps}_{self.k_warps}"
+        return self._name("linear")
+
+    def _name(self, kind: str) -> str:
+        wide = "w" if self.wide else ""
+        return f"{kind}_{self.rows}{wide}_{self.columns}_{self.column_warps}_{self.k_warps}"
 
     @property
     def gated(self) -> str:
         """The name of the kernel with silu(gate) * up at its end."""
-        return self.kernel.replace("linear", "swiglu")
+        return self._name("swiglu")
 
     @property
     def warps(self) -> int:
@@ -513,15 +521,15 @@ class ChainTile(LinearTile):
     @property
     def kernel(self) -> str:
         """The kernel's name."""
-        return f"chain_{self.rows}_{self.columns}_{self.column_warps}_{self.k_warps}"
+        return self._name("chain")
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: staged activations, and beside them the partial sums."""
-        tiles = self.rows * self.columns
-        while tiles * self.warps > (40 if self.rows < 8 else 20):
+        tiles, stage = self.rows * self.columns, self.k_warps * 2 * self.rows * 1152
+        while tiles * self.warps > min(40, 96 - -(-stage // 1024)):
             tiles //= 2
-        return tiles * self.warps * 1024 + self.k_warps * 2 * self.rows * 1152
+        return tiles * self.warps * 1024 + stage
 
 
 # The widest M of each variant.

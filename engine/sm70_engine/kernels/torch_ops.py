@@ -405,6 +405,35 @@ def _(
 
 FEW_ROWS = 64
 """What one launch of the small kernels takes."""
+MANY_ROWS = 128
+"""Above it, weights are unpacked for cuBLAS: two small launches read less than one unpacked copy."""
+CHAIN_ROWS = 64
+"""What one launch of a chain takes."""
+COUNTER_BYTES = 256
+"""The front of a linear workspace: a chain's counters, zero between launches. The rest is scratch."""
+_BLOCK = 128  # columns: the least that is unpacked at a time
+
+
+def _columns(space: int, rows: int, n: int, k: int, gated: bool) -> int:
+    """How many columns of the weights fit into `space` bytes, with the products of a gate and its up beside them."""
+    each = 2 * (k + (2 * rows if gated else 0))
+    return min(-(-n // 32) * 32, space // each // _BLOCK * _BLOCK)
+
+
+def linear_workspace_bytes(
+    max_rows: int, shapes: Iterable[tuple[int, int, bool]], limit: int = 64 << 20, chained: int = 0
+) -> int:
+    """What a workspace for these linears must have; make it once, with zeros, as uint8.
+
+    shapes: (n, k, gated) of each packed weight, n as the operators take it. limit: bytes beyond which weights are
+    unpacked in several pieces; a piece has at least 128 columns. chained: the widest inner size of `nvfp4_mlp`.
+    """
+    needed = 2 * CHAIN_ROWS * chained
+    for n, k, gated in shapes if max_rows > MANY_ROWS else ():
+        each = 2 * (k + (2 * max_rows if gated else 0))
+        most = -(-n // _BLOCK) * _BLOCK
+        needed = max(needed, each * min(most, max(_BLOCK, limit // each // _BLOCK * _BLOCK)))
+    return COUNTER_BYTES + needed
 
 
 def _matrix(x: torch.Tensor, weight: torch.Tensor, n: int, gated: bool) -> torch.Tensor:
@@ -442,6 +471,78 @@ def _few(
     )  # fmt: skip
 
 
+class _Precise:
+    """cuBLAS sums in FP32 to the end: the parts of a product that was split are not added in FP16."""
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self._before
+
+
+def _many(
+    out: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    workspace: torch.Tensor,
+    n: int,
+    scale: float,
+    up_scale: float | None,
+) -> None:
+    """Unpacks the weights, some columns at a time, and multiplies with cuBLAS: FP16 in, FP32 sums and scale."""
+    gated, (m, k) = up_scale is not None, rows.shape
+    space = workspace.numel() - COUNTER_BYTES
+    columns = _columns(space, m, n, k, gated)
+    _require(
+        columns > 0 and workspace.dtype == torch.uint8 and workspace.is_contiguous(),
+        f"the workspace of {m} rows of [{n}, {k}] must have {linear_workspace_bytes(m, [(n, k, gated)], 0)} bytes of "
+        f"contiguous uint8, not {workspace.numel()} of {workspace.dtype} (linear_workspace_bytes says how many)",
+    )
+    scratch = workspace[COUNTER_BYTES:].view(torch.float16)
+    unpacked = scratch[: columns * k].view(columns, k)
+    step = 2 if gated else 1
+
+    def product(first: int, part: int, by: float, to: torch.Tensor) -> None:
+        tiles = -(-to.shape[1] // 32)
+        launch = plans.expand(
+            weight=weight.data_ptr(), out=unpacked.data_ptr(), k=k, tiles=tiles, first=first // 32 * step + part,
+            step=step,
+        )  # fmt: skip
+        _run(rows, (launch,))
+        torch.addmm(to, rows, unpacked[: to.shape[1]].t(), beta=0, alpha=by, out=to)
+
+    with _Precise():
+        for first in range(0, n, columns):
+            width = min(columns, n - first)
+            if up_scale is None:
+                product(first, 0, scale, out[:, first : first + width])
+                continue
+            gate, up = scratch[columns * k : columns * k + 2 * m * width].view(2, m, width)
+            product(first, 0, scale, gate)
+            product(first, 1, up_scale, up)
+            launch = plans.silu_times(
+                gate=gate.data_ptr(), up=up.data_ptr(), out=out.data_ptr() + 2 * first, m=m, n=width, stride=width,
+                out_stride=n,
+            )  # fmt: skip
+            _run(rows, (launch,))
+
+
+def _multiply(
+    x: torch.Tensor, weight: torch.Tensor, workspace: torch.Tensor, n: int, scale: float, up_scale: float | None
+) -> torch.Tensor:
+    rows = _matrix(x, weight, n, gated=up_scale is not None)
+    out = torch.empty((rows.shape[0], n), dtype=torch.float16, device=x.device)
+    if rows.shape[0] > MANY_ROWS:
+        _count("nvfp4_packed_prefill")
+        _many(out, rows, weight, workspace, n, scale, up_scale)
+    elif rows.shape[0]:
+        _count("nvfp4_qpn2" if rows.shape[0] <= FEW_ROWS else "nvfp4_batch")
+        _few(out, rows, weight, n, scale, up_scale)
+    return out.view(*x.shape[:-1], n)
+
+
 @torch.library.custom_op("sm70::nvfp4_packed_linear", mutates_args=("workspace",), device_types="cuda")
 def nvfp4_packed_linear(
     x: torch.Tensor, weight: torch.Tensor, workspace: torch.Tensor, n: int, scale: float
@@ -451,12 +552,7 @@ def nvfp4_packed_linear(
     weight: int32 words of `torch_weights.pack`. n: columns of the result, a multiple of 8. workspace: uint8 of
     `linear_workspace_bytes`, used with many rows only.
     """
-    rows = _matrix(x, weight, n, gated=False)
-    out = torch.empty((rows.shape[0], n), dtype=torch.float16, device=x.device)
-    if rows.shape[0]:
-        _count("nvfp4_qpn2" if rows.shape[0] <= FEW_ROWS else "nvfp4_batch")
-        _few(out, rows, weight, n, scale, None)
-    return out.view(*x.shape[:-1], n)
+    return _multiply(x, weight, workspace, n, scale, None)
 
 
 @nvfp4_packed_linear.register_kernel("cpu")
@@ -475,16 +571,12 @@ def _(x: torch.Tensor, weight: torch.Tensor, workspace: torch.Tensor, n: int, sc
 def nvfp4_packed_swiglu(
     x: torch.Tensor, weight: torch.Tensor, workspace: torch.Tensor, n: int, gate_scale: float, up_scale: float
 ) -> torch.Tensor:
-    """silu(gate_scale * x gate^T) * (up_scale * x up^T): FP16 [..., n]; up to 64 rows in FP32 and rounded once.
+    """silu(gate_scale * x gate^T) * (up_scale * x up^T): FP16 [..., n].
 
+    Up to 128 rows in FP32 and rounded once; with more, gate and up are rounded to FP16 before silu.
     weight: int32 words of `torch_weights.pack` with gated=True. n: columns of gate, and of up.
     """
-    rows = _matrix(x, weight, n, gated=True)
-    out = torch.empty((rows.shape[0], n), dtype=torch.float16, device=x.device)
-    if rows.shape[0]:
-        _count("nvfp4_qpn2" if rows.shape[0] <= FEW_ROWS else "nvfp4_batch")
-        _few(out, rows, weight, n, gate_scale, up_scale)
-    return out.view(*x.shape[:-1], n)
+    return _multiply(x, weight, workspace, n, gate_scale, up_scale)
 
 
 @nvfp4_packed_swiglu.register_kernel("cpu")
@@ -499,5 +591,78 @@ def _(
 @nvfp4_packed_swiglu.register_fake
 def _(
     x: torch.Tensor, weight: torch.Tensor, workspace: torch.Tensor, n: int, gate_scale: float, up_scale: float
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], n)
+
+
+@torch.library.custom_op("sm70::nvfp4_mlp", mutates_args=("workspace",), device_types="cuda")
+def nvfp4_mlp(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    workspace: torch.Tensor,
+    inner: int,
+    n: int,
+    gate_scale: float,
+    up_scale: float,
+    down_scale: float,
+) -> torch.Tensor:
+    """down of (silu(gate x) * up x): FP16 [..., n], up to 64 rows in one launch; the inner result rounded to FP16.
+
+    gate_up, down: int32 words of `torch_weights.pack`, the first one gated. inner: columns of gate, and K of down.
+    workspace: `linear_workspace_bytes(..., chained=inner)`, zeros when it was made.
+    """
+    rows = _matrix(x, gate_up, inner, gated=True)
+    if not 1 <= rows.shape[0] <= CHAIN_ROWS:
+        between = _multiply(rows, gate_up, workspace, inner, gate_scale, up_scale)
+        return _multiply(between, down, workspace, n, down_scale, None).view(*x.shape[:-1], n)
+    m, k = rows.shape
+    words, needed = packed_words(n, inner), COUNTER_BYTES + 2 * m * inner
+    good = down.dtype == torch.int32 and down.is_contiguous() and down.numel() == words
+    _require(good, f"the packed weights of [{n}, {inner}] must be {words} int32 words; they are {down.numel()}")
+    good = workspace.numel() * workspace.element_size() >= needed and workspace.is_contiguous()
+    _require(good, f"the workspace of {m} rows must have {needed} contiguous bytes (linear_workspace_bytes, chained)")
+    out = torch.empty((m, n), dtype=torch.float16, device=x.device)
+    _count("nvfp4_qpn2")
+    start, step = workspace.data_ptr(), rows.stride(0) if m > 1 else k
+    between_at = start + COUNTER_BYTES
+    ops = (
+        plans.ChainOp(gate_up.data_ptr(), rows.data_ptr(), between_at, gate_scale, inner, k, step, inner, up_scale),
+        plans.ChainOp(down.data_ptr(), between_at, out.data_ptr(), down_scale, n, inner, inner, n),
+    )
+    multiprocessors = _device(x.device).multiprocessors
+    _run(rows, (plans.chain(ops, m=m, counters=start, multiprocessors=multiprocessors),))
+    return out.view(*x.shape[:-1], n)
+
+
+@nvfp4_mlp.register_kernel("cpu")
+def _(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    workspace: torch.Tensor,
+    inner: int,
+    n: int,
+    gate_scale: float,
+    up_scale: float,
+    down_scale: float,
+) -> torch.Tensor:
+    rows = _matrix(x, gate_up, inner, gated=True)
+    count("nvfp4_linear_reference")
+    between = torch_reference.nvfp4_swiglu(rows, gate_up, inner, gate_scale, up_scale)
+    return torch_reference.nvfp4_linear(between, down, n, down_scale).view(*x.shape[:-1], n)
+
+
+@nvfp4_mlp.register_fake
+def _(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    workspace: torch.Tensor,
+    inner: int,
+    n: int,
+    gate_scale: float,
+    up_scale: float,
+    down_scale: float,
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], n)

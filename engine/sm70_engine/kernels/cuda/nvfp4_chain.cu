@@ -48,8 +48,10 @@ DEVICE void grid_barrier(u32* counter, u32 target) {
   syncblock();
 }
 #endif
-template <int MT>
-constexpr int kSumKb = MT < 8 ? 40 : 20;  // shared memory of the sum: what the staged activations leave of 96 KB
+constexpr int sum_kb(int stage, int kw) {  // shared memory of the sum: what the staged activations leave of 96 KB
+  const int left = 96 - (kw * 2 * stage + 1023) / 1024;
+  return left < 40 ? left : 40;
+}
 template <int MT, int NT, int NW, int KW, bool WIDE>
 DEVICE void chain(const ChainArgs& p) {
   SHARED_BYTES(sm);
@@ -122,7 +124,7 @@ DEVICE void chain(const ChainArgs& p) {
         tile.multiply(acc, now, parity);
         parity ^= 1;
       }
-      tile.template finish<kSumKb<MT>>(acc, reinterpret_cast<float4*>(sm + KW * 2 * T::STAGE), nw, kw, op.gated, op.scale, op.up_scale, op.out,
+      tile.template finish<sum_kb(T::STAGE, KW)>(acc, reinterpret_cast<float4*>(sm + KW * 2 * T::STAGE), nw, kw, op.gated, op.scale, op.up_scale, op.out,
                                        op.out_stride, group, M, op.n);
       syncblock();
     }
@@ -131,13 +133,17 @@ DEVICE void chain(const ChainArgs& p) {
   // The last CTA to finish leaves the counters as it found them.
   if (threadIdx.x == 0 && take_ticket(p.counters + 1) == gridDim.x - 1) p.counters[0] = p.counters[1] = 0;
 }
-#define CHAIN(MT, NT, NW, KW)                                                                             \
-  KERNEL(chain_##MT##_##NT##_##NW##_##KW, NW* KW * 32, 1)(const __grid_constant__ ChainArgs p) { \
-    MMA_BEGIN chain<MT, NT, NW, KW, false>(p);                                                                   \
-    MMA_END(p.counters)                                                                                   \
-  }                                                                                                       \
-  EXPORT(chain_##MT##_##NT##_##NW##_##KW)
+#define VARIANT(NAME, THREADS, ...)                                          \
+  KERNEL(chain_##NAME, THREADS, 1)(const __grid_constant__ ChainArgs p) {    \
+    MMA_BEGIN chain<__VA_ARGS__>(p);                                         \
+    MMA_END(p.counters)                                                      \
+  }                                                                          \
+  EXPORT(chain_##NAME)
+#define CHAIN(MT, NT, NW, KW) VARIANT(MT##_##NT##_##NW##_##KW, NW* KW * 32, MT, NT, NW, KW, false)
+#define WIDE(MT, NW, KW) VARIANT(MT##w_1_##NW##_##KW, NW* KW * 32, MT, 1, NW, KW, true)
+#ifndef EXPLORE
 CHAIN(1, 1, 2, 10)
 CHAIN(2, 1, 2, 10)
 CHAIN(4, 1, 4, 4)
 CHAIN(8, 1, 2, 4)
+#endif

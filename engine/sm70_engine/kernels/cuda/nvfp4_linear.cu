@@ -71,17 +71,20 @@ DEVICE void linear(const LinearArgs& p) {
   syncblock();
   tile.template finish<32>(acc, reinterpret_cast<float4*>(sm), nw, kw, GATED, p.scale, p.up_scale, p.out, p.out_stride, blockIdx.x, M, p.n);
 }
-#define LINEAR(MT, NT, NW, KW, CTAS)                                          \
-  KERNEL(linear_##MT##_##NT##_##NW##_##KW, NW* KW * 32, CTAS)(LinearArgs p) { \
-    MMA_BEGIN linear<MT, NT, NW, KW, false, false>(p);                        \
-    MMA_END(p.out)                                                            \
-  }                                                                           \
-  EXPORT(linear_##MT##_##NT##_##NW##_##KW)                                    \
-  KERNEL(swiglu_##MT##_##NT##_##NW##_##KW, NW* KW * 32, CTAS)(LinearArgs p) { \
-    MMA_BEGIN linear<MT, NT, NW, KW, false, true>(p);                         \
-    MMA_END(p.out)                                                            \
-  }                                                                           \
-  EXPORT(swiglu_##MT##_##NT##_##NW##_##KW)
+#define VARIANT(NAME, THREADS, CTAS, ...)                                       \
+  KERNEL(linear_##NAME, THREADS, CTAS)(LinearArgs p) {                          \
+    MMA_BEGIN linear<__VA_ARGS__, false>(p);                                    \
+    MMA_END(p.out)                                                              \
+  }                                                                             \
+  EXPORT(linear_##NAME)                                                         \
+  KERNEL(swiglu_##NAME, THREADS, CTAS)(LinearArgs p) {                          \
+    MMA_BEGIN linear<__VA_ARGS__, true>(p);                                     \
+    MMA_END(p.out)                                                              \
+  }                                                                             \
+  EXPORT(swiglu_##NAME)
+#define LINEAR(MT, NT, NW, KW, CTAS) VARIANT(MT##_##NT##_##NW##_##KW, NW* KW * 32, CTAS, MT, NT, NW, KW, false)
+#define WIDE(MT, NW, KW) VARIANT(MT##w_1_##NW##_##KW, NW* KW * 32, 1, MT, 1, NW, KW, true)
+#ifndef EXPLORE
 LINEAR(1, 1, 2, 8, 2)
 LINEAR(2, 1, 2, 8, 1)
 LINEAR(2, 1, 4, 4, 1)
@@ -89,3 +92,4 @@ LINEAR(4, 2, 1, 8, 1)
 LINEAR(4, 1, 4, 4, 1)
 LINEAR(8, 1, 2, 4, 1)
 LINEAR(8, 2, 2, 4, 1)
+#endif
