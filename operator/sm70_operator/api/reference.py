@@ -86,8 +86,8 @@ def _qualification() -> Iterator[str]:
     properties = _properties(qualification_definition())
     yield f"\n# {names.QUALIFICATION_KIND}\n\n"
     yield (
-        f"`{names.API_VERSION}`, namespaced, short name `{names.QUALIFICATION_SHORT_NAME}`,"
-        f" category `{names.CATEGORY}`. The operator makes one for each run of the judge; it goes with its service."
+        f"`{names.API_VERSION}`, namespaced, short name `{names.QUALIFICATION_SHORT_NAME}`."
+        " The operator makes one for each run of the judge; it goes with its service."
         " Deleting one lets the same configuration be judged again.\n"
     )
     yield "\n## Spec of the evidence\n\n"
