@@ -1,0 +1,1 @@
+"""`sm70-fetch`: one revision of a model repository, in a folder, complete and checked."""
