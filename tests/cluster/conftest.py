@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import images
 from cluster.harness import NAMESPACE, SHORT_PERIODS, Stack
+from cluster.simulation import Simulation, simulated_cluster
 from stack import models
 from testcluster.cluster import Cluster
+from testcluster.fixtures import KEEP
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,15 @@ def built() -> dict[str, images.ImageInfo]:
 def cluster_images(built: dict[str, images.ImageInfo]) -> Sequence[Path]:
     """The archives that the session's cluster starts with."""
     return [archive for image in built.values() for archive in image.archives]
+
+
+@pytest.fixture(scope="session")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
+    """A cluster with simulated engines, for stories of many rollouts and for faults."""
+    keep = os.environ.get(KEEP) == "1"
+    name = "simulation" if keep else f"simulation-{os.getpid()}"
+    with simulated_cluster(tmp_path_factory.mktemp("simulation"), name, keep) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
