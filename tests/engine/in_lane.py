@@ -1,13 +1,19 @@
 """Runs with the lane's python, where torch, transformers and vLLM are; prints what it found as JSON.
 
 python in_lane.py reference MODEL     greedy answers of transformers, and the NVFP4 operator against the generator
+python in_lane.py reports MODEL DRAFT CASES
+                                      the report at configuration completion for each case of overrides (JSON by name)
 python in_lane.py aside               what our package changes in a vLLM that `sm70-serve` did not start
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +67,75 @@ def operator() -> dict[str, Any]:
     }
 
 
+def reports(model: str, draft: str, cases: str) -> dict[str, Any]:
+    """By case: its paths' states and reasons as vLLM's completed configuration gives them, and how a strict start ends.
+
+    No worker starts and no weight is read: this is where a server would log its report.
+    """
+    from sm70_engine.acceleration.routes import create_counters
+    from sm70_engine.serve.launch import plan_launch
+    from sm70_engine.session import SESSION_ENVIRONMENT, SessionFolder, current_session
+    from sm70_profiles.catalog import load_profile
+    from sm70_profiles.resolver import ServeRequest
+
+    os.environ["VLLM_PLUGINS"] = "sm70,sm70_platform"
+    found: dict[str, Any] = {}
+    for name, overrides in json.loads(cases).items():
+        speculates = (overrides.get("speculation") or {}).get("method") != "None"
+        document = {
+            "profile": load_profile("tiny_hybrid_reference_release"),
+            "modelPath": model,
+            "servedName": "tiny",
+            "overrides": overrides,
+            **({"draftPath": draft} if speculates else {}),
+        }
+        launch = plan_launch(ServeRequest.model_validate(document), {})
+        folder = SessionFolder.create(os.environ)
+        try:
+            folder.write(replace(launch, strict=True).session())
+            create_counters(folder.counters)
+            os.environ[SESSION_ENVIRONMENT] = str(folder.path)
+            current_session.cache_clear()
+            found[name] = {**_completed(launch.resolution.argv), "refusal": None}
+            refusal = folder.refusal()
+            if refusal is not None:
+                found[name]["refusal"] = refusal.model_dump(mode="json", by_alias=True)
+        finally:
+            folder.remove()
+    return found
+
+
+def _completed(arguments: Sequence[str]) -> dict[str, Any]:
+    """The report that the plugin logs when vLLM completes the configuration of these arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    lines: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return True
+
+    # A filter, since vLLM configures logging again on the way, which removes handlers.
+    logger = logging.getLogger("vllm.sm70")
+    logger.addFilter(keep)
+    try:
+        parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments))
+        parsed.model = parsed.model_tag
+        error = ""
+        try:
+            AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+        except Exception as raised:  # a strict start's, which the caller looks at
+            error = f"{type(raised).__name__}: {raised}"
+    finally:
+        logger.removeFilter(keep)
+    said = [line.split(": ", 1)[1] for line in lines if line.startswith("sm70 acceleration report: ")]
+    report = json.loads(said[-1]) if said else {"paths": [], "summary": {}}
+    paths = {path["name"]: [path["state"], path["reason"]] for path in report["paths"] if path["expected"]}
+    return {"paths": paths, "summary": report["summary"], "error": error}
+
+
 def aside() -> dict[str, Any]:
     from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins
@@ -95,5 +170,10 @@ def _failures() -> dict[str, Any]:
 
 if __name__ == "__main__":
     task, *arguments = sys.argv[1:]
-    found = reference(Path(arguments[0])) if task == "reference" else aside()
+    if task == "reference":
+        found = reference(Path(arguments[0]))
+    elif task == "reports":
+        found = reports(*arguments)
+    else:
+        found = aside()
     print(json.dumps(found))

@@ -60,3 +60,35 @@ def test_a_missing_model_ends_with_its_reason(lane: Path, tmp_path: Path) -> Non
     assert words is not None
     assert words.reason is TerminationReason.PATH_NOT_FOUND
     assert "/nowhere/model" in words.message
+
+
+OVERRIDES: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "E5M2 KV": ({"kvCacheDtype": "fp8_e5m2"}, {"reference_attention_e4m3", "reference_scalar_tail"}, "kv_dtype"),
+    "6000 tokens a step": ({"maxNumBatchedTokens": 6000}, {"reference_prefill"}, "budget<8000"),
+    "pages of 16": ({"blockSize": 16}, {"reference_scalar_tail"}, "page_size"),
+    "five drafts": ({"speculation": {"tokens": 5}}, {"reference_verifier"}, "num_speculative_tokens=5≠3"),
+    "no speculation": ({"speculation": {"method": "None"}}, {"reference_verifier"}, "method=None≠dflash"),
+    "eager": ({"enforceEager": True}, {"reference_compile"}, "user_override"),
+}
+"""The six override rows of the release document: what is changed, the paths that it disables, and the reason."""
+
+
+def test_each_override_of_the_release_document_disables_exactly_its_paths(
+    lane: Path, models: Path, tmp_path: Path
+) -> None:
+    cases = {"as it is": {}, **{name: overrides for name, (overrides, _, _) in OVERRIDES.items()}}
+    found = in_lane(lane, tmp_path, "reports", str(models / "tiny"), str(models / "draft"), json.dumps(cases))
+    complete = found.pop("as it is")
+    assert complete["error"] == ""
+    assert complete["refusal"] is None
+    assert complete["summary"] == {"enabled": 8, "total": 8}
+    for name, (_, disabled, reason) in OVERRIDES.items():
+        expected = {path: ["enabled", None] for path in complete["paths"]}
+        expected |= {path: ["disabled", reason] for path in disabled}
+        assert found[name]["paths"] == expected, name
+        # A strict start ends here, before any weight is read, and says each of them.
+        assert "StrictStartError" in found[name]["error"], name
+        refusal = found[name]["refusal"]
+        assert refusal["reason"] == TerminationReason.ACCELERATION_REFUSED
+        assert all(f"{path} is disabled: {reason}" in refusal["message"] for path in disabled)
+        assert all(f"{path}: " in refusal["remedy"] for path in disabled)
