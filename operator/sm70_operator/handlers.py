@@ -8,7 +8,10 @@ from typing import Any
 import kopf
 
 from sm70_operator.api import names
+from sm70_operator.api.qualification import parse_evidence
 from sm70_operator.observe.facts import parse_node, parse_object, parse_pod
+from sm70_operator.observe.proof import parse_job
+from sm70_operator.observe.revisions import parse_revision
 from sm70_operator.observe.snapshot import Key, Resource
 from sm70_operator.observe.store import Store
 from sm70_operator.settings import Settings
@@ -18,6 +21,9 @@ CHILDREN: Mapping[str, tuple[str, str, str]] = {
     "pods": ("", "v1", "pods"),
     "services": ("", "v1", "services"),
     "claims": ("", "v1", "persistentvolumeclaims"),
+    "revisions": ("apps", "v1", "controllerrevisions"),
+    "jobs": ("batch", "v1", "jobs"),
+    "evidence": (names.GROUP, names.VERSION, names.QUALIFICATION_PLURAL),
 }
 PLURALS = frozenset({names.PLURAL, "nodes", *(child[-1] for child in CHILDREN.values())})
 OURS = (names.GROUP, names.VERSION, names.PLURAL)
@@ -38,9 +44,18 @@ def registry(settings: Settings, woken: Callable[[Store, Key], None]) -> kopf.Op
         ("pods", parse_pod),
         ("services", parse_object),
         ("claims", parse_object),
+        ("revisions", parse_revision),
+        ("jobs", parse_job),
     ):
         kopf.index(*CHILDREN[index], id=index, registry=made)(_indexer(parse))
         kopf.on.event(*CHILDREN[index], id=f"{index}-event", registry=made)(_child_event(settings, woken))
+
+    @kopf.index(*CHILDREN["evidence"], id="evidence", registry=made)
+    def evidence(body: kopf.Body, namespace: str | None, **_: Any) -> dict[str, Any]:
+        found = parse_evidence(dict(body))
+        return {} if found is None else {namespace or "": found}
+
+    kopf.on.event(*CHILDREN["evidence"], id="evidence-event", registry=made)(_child_event(settings, woken))
 
     if settings.observe_nodes:
 
@@ -80,4 +95,7 @@ def _store(settings: Settings, indices: Mapping[str, Any]) -> Store:
         services=indices["services"],
         claims=indices["claims"],
         nodes=indices["nodes"] if settings.observe_nodes else None,
+        revisions=indices["revisions"],
+        jobs=indices["jobs"],
+        evidence=indices["evidence"],
     )

@@ -34,6 +34,12 @@ class Settings(BaseModel):
     )
     engine_image_cpu: Image = Field(default="", description="Engine image of the flavour `cpu`.")
     engine_image_sm70: Image = Field(default="", description="Engine image of the flavour `sm70`.")
+    judge_image: Image = Field(
+        default="", description="Image with `sm70-qualify`, the operator's own; without it nothing can be qualified."
+    )
+    preflight: bool = Field(
+        default=True, description="Check a new revision by a Job without GPUs before a serving one is stopped for it."
+    )
     observe_nodes: bool = Field(
         default=True,
         description="Watch Nodes, to say which GPUs there are when a pod waits. Needs get, list and watch on nodes.",

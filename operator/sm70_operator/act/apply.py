@@ -9,7 +9,7 @@ from sm70_operator.act.client import ApiError, ApiServer, Raw
 from sm70_operator.api import names
 from sm70_operator.observe.facts import controller_uid, parse_pod
 from sm70_operator.observe.snapshot import Resource
-from sm70_operator.plan.plan import Action, Apply, Delete, Scale
+from sm70_operator.plan.plan import Action, Apply, Conclude, Delete, Record, Scale
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Executor:
     async def run(self, action: Action, resource: Resource) -> None:
         """Does one thing. Raises ObstacleError, NotYetError, NotLeaderError, or ApiError for what may pass again."""
         if isinstance(action, Apply | Scale) and action.runs:
-            await self._nothing_else_runs(resource, action.runs)
+            await self._nothing_else_runs(resource, {action.runs, *action.beside})
         if isinstance(action, Apply) and not action.known:
             await self._name_is_free(action.manifest, resource)
         if not self._may_act():
@@ -50,14 +50,31 @@ class Executor:
 
     async def _send(self, action: Action, namespace: str) -> None:
         match action:
-            case Apply(manifest=manifest):
+            case Apply(manifest=manifest, version=version):
                 name = manifest["metadata"]["name"]
+                if version:
+                    manifest = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
                 await self._api.apply(manifest["kind"], namespace, name, manifest, names.FIELD_MANAGER)
             case Scale(name=name, uid=uid, version=version, replicas=replicas):
                 body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": replicas}}
                 await self._api.merge("Deployment", namespace, name, body, names.FIELD_MANAGER)
-            case Delete(name=name, uid=uid, version=version):
-                await self._api.delete("Deployment", namespace, name, uid, version)
+            case Record(name=name, uid=uid, version=version, annotations=annotations):
+                metadata = {"uid": uid, "resourceVersion": version, "annotations": dict(annotations)}
+                await self._api.merge(
+                    "ControllerRevision", namespace, name, {"metadata": metadata}, names.FIELD_MANAGER
+                )
+            case Conclude(name=name, uid=uid, status=status):
+                body = {
+                    "apiVersion": names.API_VERSION,
+                    "kind": names.QUALIFICATION_KIND,
+                    "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                    "status": status,
+                }
+                await self._api.apply(
+                    names.QUALIFICATION_KIND, namespace, name, body, names.STATUS_FIELD_MANAGER, "status"
+                )
+            case Delete(kind=kind, name=name, uid=uid, version=version):
+                await self._api.delete(kind, namespace, name, uid, version)
 
     def _judge(self, error: ApiError, action: Action) -> None:
         gone = error.code == 404 and not isinstance(action, Apply)
@@ -79,15 +96,15 @@ class Executor:
             f"A {kind} `{name}` exists in namespace `{resource.key.namespace}` and does not belong to this service."
         )
 
-    async def _nothing_else_runs(self, resource: Resource, revision: str) -> None:
-        """One set of GPUs: asked of the API server itself, because a cache may lag behind our own last edit."""
+    async def _nothing_else_runs(self, resource: Resource, admitted: set[str]) -> None:
+        """No more sets of GPUs than are admitted, asked of the API server itself: a cache may lag behind our edits."""
         selector = f"{names.SERVICE_LABEL}={resource.key.name}"
         namespace = resource.key.namespace
         for deployment in await self._api.list("Deployment", namespace, labelSelector=selector):
             labels = deployment["metadata"].get("labels") or {}
-            if labels.get(names.REVISION_LABEL) != revision and deployment["spec"].get("replicas"):
+            if labels.get(names.REVISION_LABEL) not in admitted and deployment["spec"].get("replicas"):
                 raise NotYetError(f"{deployment['metadata']['name']} still runs")
         for raw in await self._api.list("Pod", namespace, labelSelector=selector):
             pod = parse_pod(raw)
-            if pod.revision != revision and not pod.ended:
+            if pod.component == names.ENGINE_COMPONENT and pod.revision not in admitted and not pod.ended:
                 raise NotYetError(f"pod {pod.name} still ends")

@@ -27,6 +27,9 @@ JSON = "application/json"
 
 PATHS = {
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "ControllerRevision": "/apis/apps/v1/namespaces/{namespace}/controllerrevisions",
+    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
+    "ResourceClaimTemplate": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates",
     "Service": "/api/v1/namespaces/{namespace}/services",
     "PersistentVolumeClaim": "/api/v1/namespaces/{namespace}/persistentvolumeclaims",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
@@ -35,6 +38,7 @@ PATHS = {
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "events.k8s.io/Event": "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
     "Sm70InferenceService": "/apis/inference.sm70.io/v1alpha1/namespaces/{namespace}/sm70inferenceservices",
+    "Sm70Qualification": "/apis/inference.sm70.io/v1alpha1/namespaces/{namespace}/sm70qualifications",
 }
 
 

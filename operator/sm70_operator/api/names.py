@@ -32,6 +32,7 @@ FOR_REVISION_LABEL = f"{GROUP}/for-revision"
 RESERVED_LABEL_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/")
 
 ENGINE_COMPONENT = "engine"
+CANDIDATE_COMPONENT = "candidate"
 PREFLIGHT_COMPONENT = "preflight"
 QUALIFICATION_COMPONENT = "qualification"
 """Values of `COMPONENT_LABEL`, by which pods of engines and of Jobs are told apart."""

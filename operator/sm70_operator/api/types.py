@@ -284,8 +284,9 @@ class RouteWindow(StatusPart):
 
 
 class LastShutdown(StatusPart):
-    """The last ordered end of a server of this revision, by its own last words."""
+    """The last ordered end of a server of the service, by its own last words."""
 
+    revision: Revision
     pod: Annotated[str, StringConstraints(max_length=253)]
     time: datetime
     message: Text = ""
@@ -367,8 +368,9 @@ class StartupPhase(StrEnum):
 
 
 class Startup(StatusPart):
-    """How far the slowest replica of the revision that starts is."""
+    """How far the slowest replica of the revision that starts is. A phase that was reached stays reached."""
 
+    revision: Revision
     phase: StartupPhase
     since: datetime
     estimate_seconds: int | None = Field(default=None, ge=0, le=2**31 - 1)

@@ -27,6 +27,7 @@ class Exit:
     code: int
     reason: str
     message: str
+    finished: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def _container(raw: Raw) -> ContainerFacts:
 
 def _exit(raw: Raw) -> Exit:
     reason = printable(raw.get("reason") or "", 64)
-    return Exit(code=int(raw.get("exitCode") or 0), reason=reason, message=raw.get("message") or "")
+    finished = parse_time(raw.get("finishedAt"))
+    return Exit(int(raw.get("exitCode") or 0), reason, raw.get("message") or "", finished)
 
 
 def parse_node(raw: Raw) -> NodeFacts:

@@ -53,11 +53,26 @@ class Resource:
 
 
 @dataclass(frozen=True)
+class CountWindow:
+    """Dispatches of the newest stretch of time in which there were any."""
+
+    seconds: int
+    dispatches: int
+    fallbacks: int
+    resets: int = 0
+    """How often the counters were seen to begin anew."""
+
+
+@dataclass(frozen=True)
 class EngineAnswer:
     """The last word of one pod: its report, or why there is none."""
 
     report: AccelerationReport | None = None
     error: str = ""
+    phase: str = ""
+    """A word of `api.types.StartupPhase` while the engine starts, where it tells."""
+    window: CountWindow | None = None
+    """What its counters did lately; None before they were read twice."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sm70_operator.api import names
+from sm70_operator.api.qualification import Evidence
 from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts
+from sm70_operator.observe.proof import JobFacts
+from sm70_operator.observe.revisions import RevisionFacts
 from sm70_operator.observe.snapshot import Key, Resource
 
 
@@ -31,6 +34,10 @@ class Store:
     services: Index
     claims: Index
     nodes: Index | None
+    revisions: Index
+    jobs: Index
+    evidence: Index
+    """By namespace: whoever proved a key, it is proven."""
 
     def keys(self) -> list[Key]:
         """All services."""
@@ -45,13 +52,35 @@ class Store:
         return tuple(sorted(found, key=lambda child: child.name))
 
     def pods_of(self, key: Key) -> tuple[PodFacts, ...]:
+        """The engines' pods."""
         found: list[PodFacts] = _of(self.pods, key)
-        return tuple(sorted(found, key=lambda pod: pod.name))
+        return tuple(sorted((pod for pod in found if pod.component == names.ENGINE_COMPONENT), key=_name))
+
+    def job_pods_of(self, key: Key) -> tuple[PodFacts, ...]:
+        found: list[PodFacts] = _of(self.pods, key)
+        return tuple(sorted((pod for pod in found if pod.component != names.ENGINE_COMPONENT), key=_name))
+
+    def revisions_of(self, key: Key) -> tuple[RevisionFacts, ...]:
+        found: list[RevisionFacts] = _of(self.revisions, key)
+        return tuple(sorted(found, key=lambda one: one.number))
+
+    def jobs_of(self, key: Key) -> tuple[JobFacts, ...]:
+        found: list[JobFacts] = _of(self.jobs, key)
+        return tuple(sorted(found, key=lambda job: job.object.name))
+
+    def evidence_of(self, key: Key) -> tuple[Evidence, ...]:
+        """All evidence of the namespace."""
+        found: list[Evidence] = _of(self.evidence, key.namespace)
+        return tuple(sorted(found, key=lambda one: one.name))
 
     def service_of(self, key: Key) -> ObjectFacts | None:
         """The public Service: of the children with our label the one that has the service's own name."""
         found: list[ObjectFacts] = _of(self.services, key)
         return next((child for child in found if child.name == key.name), None)
+
+    def candidate_of(self, key: Key) -> ObjectFacts | None:
+        found: list[ObjectFacts] = _of(self.services, key)
+        return next((child for child in found if child.name == names.candidate_name(key.name)), None)
 
     def claim_of(self, key: Key) -> ObjectFacts | None:
         found: list[ObjectFacts] = _of(self.claims, key)
@@ -68,5 +97,9 @@ class Store:
         return tuple(pod for pod in every if pod.node and pod.gpus)
 
 
-def _of(index: Index, key: Key) -> list[Any]:
+def _name(pod: PodFacts) -> str:
+    return pod.name
+
+
+def _of(index: Index, key: Any) -> list[Any]:
     return list(index[key]) if key in index else []

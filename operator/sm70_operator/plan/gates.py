@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sm70_operator.api.conditions import ConditionType, Finding, Reason, with_remedy
-from sm70_operator.api.types import PathState, PathStatus, RouteStatus
+from sm70_operator.api.types import PathState, PathStatus, RouteStatus, RouteWindow
 from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.snapshot import EngineAnswer
 from sm70_operator.plan.explain import worst
@@ -120,6 +120,27 @@ def _cache(answer: EngineAnswer) -> Finding:
     return Finding.false(
         Reason.COLD,
         f"{cache.files_before or 0} files were there, {cache.files_added or 0} were added at this start.",
+    )
+
+
+def fallback_percent(pods: Sequence[PodFacts], answers: Mapping[str, EngineAnswer]) -> int | None:
+    """Share of dispatches on fallback routes over all pods lately, rounded up; None without traffic."""
+    windows = [answers[pod.uid].window for pod in pods if pod.uid in answers]
+    total = sum(one.dispatches for one in windows if one is not None)
+    fallbacks = sum(one.fallbacks for one in windows if one is not None)
+    return -(-100 * fallbacks // total) if total else None
+
+
+def merge_windows(pods: Sequence[PodFacts], answers: Mapping[str, EngineAnswer]) -> RouteWindow | None:
+    """The pods' newest stretches of traffic as one."""
+    windows = [one for pod in pods if pod.uid in answers and (one := answers[pod.uid].window) is not None]
+    if not windows:
+        return None
+    return RouteWindow(
+        seconds=max(one.seconds for one in windows),
+        dispatches=min(2**53, sum(one.dispatches for one in windows)),
+        fallback_percent=fallback_percent(pods, answers) or 0,
+        resets=sum(one.resets for one in windows),
     )
 
 

@@ -8,9 +8,11 @@ from pydantic import ValidationError
 
 from sm70_operator.api import names
 from sm70_operator.api.conditions import Finding, Reason, with_remedy
-from sm70_operator.api.hashing import revision_name
+from sm70_operator.api.hashing import attempt_name, revision_name, source_name
 from sm70_operator.api.types import Spec
+from sm70_operator.observe.revisions import RevisionFacts
 from sm70_operator.observe.snapshot import ProfileDocument, Resource, Snapshot
+from sm70_operator.render import revision as revisions
 from sm70_operator.render.revision import Revision, cache_volume, checkpoint_path, pod_resources, quantity
 from sm70_operator.settings import Settings
 from sm70_profiles.catalog import ProfileNotFoundError, load_profile
@@ -22,12 +24,19 @@ from sm70_profiles.resolver import Resolution, ServeRequest, resolve
 
 @dataclass(frozen=True)
 class Target:
-    """The spec resolves."""
+    """The spec resolves, or was resolved once: a stored revision of the same spec stands, whatever this operator's
+    version would make of it.
+    """
 
     spec: Spec
     name: str
     revision: Revision
     resolution: Resolution
+    source: str
+    """Names what of the spec it is made from."""
+    attempt: str
+    """Names the whole spec, for which a rejection holds."""
+    recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,38 @@ def read_intent(snapshot: Snapshot, settings: Settings) -> Target | Rejected:
     spec = None
     try:
         spec = _read_spec(snapshot.resource)
+        if spec.rollout.rollback_to is not None:
+            return _recorded(snapshot, spec, spec.rollout.rollback_to)
         profile = _read_profile(spec, snapshot.profile)
-        return _resolve(snapshot.resource, spec, profile, settings)
+        source = source_name(snapshot.resource.spec, None if spec.profile is not None else profile)
+        known = [one for one in _records(snapshot) if one.source == source and one.document is not None]
+        if known:
+            return _target(snapshot, spec, max(known, key=lambda one: one.number), source)
+        return _resolve(snapshot.resource, spec, profile, settings, source)
     except _Refused as refused:
         return Rejected(spec, refused.finding)
+
+
+def _records(snapshot: Snapshot) -> list[RevisionFacts]:
+    uid = snapshot.resource.uid
+    return [one for one in snapshot.revisions if one.object.owner == uid and not one.object.deleting]
+
+
+def _recorded(snapshot: Snapshot, spec: Spec, name: str) -> Target:
+    """The stored revision of this name."""
+    found = [one for one in _records(snapshot) if one.name == name]
+    if found and found[0].document is not None:
+        return _target(snapshot, spec, found[0], f"rollback to {name}")
+    there = ", ".join(f"`{one.name}`" for one in sorted(_records(snapshot), key=lambda one: -one.number)[:10])
+    why = "cannot be read by this version of the operator" if found else f"found only {there or 'none'}"
+    raise _Refused(Reason.REFUSED, f"`rollout.rollbackTo` must name a stored revision; `{name}` {why}.")
+
+
+def _target(snapshot: Snapshot, spec: Spec, found: RevisionFacts, source: str) -> Target:
+    assert found.document is not None
+    attempt = attempt_name(snapshot.resource.spec, source)
+    resolution = resolve(found.document.request)
+    return Target(spec, found.name, found.document, resolution, source, attempt, recorded=True)
 
 
 def _read_spec(resource: Resource) -> Spec:
@@ -77,7 +114,7 @@ def _read_profile(spec: Spec, document: ProfileDocument | None) -> Profile:
         raise _Refused(Reason.PROFILE_INVALID, _sentence(str(error))) from None
 
 
-def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Settings) -> Target:
+def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Settings, source: str) -> Target:
     try:
         request = ServeRequest(
             profile=profile,
@@ -100,7 +137,8 @@ def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Setting
     refusals = [str(refusal) for refusal in resolution.refusals] + _own_refusals(spec, resolution, image)
     if refusals:
         raise _Refused(Reason.REFUSED, " ".join(_sentence(refusal) for refusal in refusals))
-    revision = Revision(
+    document = Revision(
+        render_version=revisions.RENDER_VERSION,
         request=request,
         args=resolution.argv,
         env=resolution.env,
@@ -116,7 +154,8 @@ def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Setting
         resources=pod_resources(spec, resolution),
         pod=spec.pod,
     )
-    return Target(spec, revision_name(revision), revision, resolution)
+    attempt = attempt_name(resource.spec, source)
+    return Target(spec, revision_name(document), document, resolution, source, attempt)
 
 
 def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:

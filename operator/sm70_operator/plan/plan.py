@@ -7,7 +7,7 @@ world in a test) keeps to this:
   nothing after it is done, and the next snapshot decides anew.
 - `Apply` and `Scale` with `runs` start or keep pods of that revision. They are done only after a *fresh* look shows
   that no other revision, save those in `beside`, asks for pods or has any: with one set of GPUs, two never run.
-- `Scale`, `Delete` and `Record` carry the uid and resourceVersion of what was seen and fail if it has changed.
+- `Scale`, `Delete`, `Record` and an `Apply` with `version` name what was seen and fail if it has changed since.
 - `Apply` with `promotes` moves the public Service's selector: the one decision about traffic, and its record.
 - A plan may be given up between any two actions; the next one, from what then is, leads to the same world.
 """
@@ -38,6 +38,8 @@ class Apply:
     starts: bool = False
     promotes: str = ""
     """The revision that gets the public traffic by this; set when that is another one than before."""
+    version: str = ""
+    """If set, the resourceVersion that the object must still have."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,17 @@ class Record:
     because: str
 
 
-Action: TypeAlias = Apply | Scale | Delete | Record
+@dataclass(frozen=True)
+class Conclude:
+    """Writes the status of an Sm70Qualification whose run has ended: the verdict, once and for all."""
+
+    name: str
+    uid: str
+    status: Manifest
+    because: str
+
+
+Action: TypeAlias = Apply | Scale | Delete | Record | Conclude
 
 
 class EventType(StrEnum):

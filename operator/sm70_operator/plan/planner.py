@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sm70_operator.api.conditions import (
-    ConditionStatus,
-    ConditionType,
-    Finding,
-    Reason,
-    with_remedy,
-)
-from sm70_operator.api.types import Revisions, Spec, Status
-from sm70_operator.observe.facts import PodFacts
-from sm70_operator.observe.snapshot import Snapshot, revision_of
-from sm70_operator.plan.gates import judge_reports, merge_routes, reports_of
+from sm70_operator.api import names
+from sm70_operator.api.conditions import Finding
+from sm70_operator.api.types import RolloutStrategy, Spec, Startup, Status
+from sm70_operator.observe.facts import PodFacts, parse_time
+from sm70_operator.observe.snapshot import Snapshot
+from sm70_operator.plan.evidence import EvidenceView, Standing
+from sm70_operator.plan.explain import Views, judge_startup
+from sm70_operator.plan.fleet import Fleet, base_of, fallback_of, fleet_of, owner_of
+from sm70_operator.plan.gates import fallback_percent, judge_reports, merge_routes, reports_of
 from sm70_operator.plan.intent import Rejected, Target, read_intent
+from sm70_operator.plan.judging import Judgement, jobs, judgement_of
 from sm70_operator.plan.plan import Plan
-from sm70_operator.plan.startup import Views, judge_startup
-from sm70_operator.plan.status import World, build_status, read_status, transitions
-from sm70_operator.plan.steps import Steps, next_steps, owner_of
-from sm70_operator.plan.subject import Subject, subject_of
+from sm70_operator.plan.rollout import Check, Decision, Question, decide
+from sm70_operator.plan.status import World, build_status, read_status, revisions_of, transitions
+from sm70_operator.plan.steps import carry_out
+from sm70_operator.plan.strategy import Choice, Supply, choose
+from sm70_operator.plan.subject import subject_of
+from sm70_operator.plan.summary import Outcome, Revised, summarize
+from sm70_operator.plan.trial import Trial, TrialState, judge_trial, stalled, startup_of
 from sm70_operator.render.service import service_url
 from sm70_operator.settings import Settings
-from sm70_profiles.spec import Acceleration, AccelerationPolicy
+from sm70_profiles.spec import GpuAllocation
 
 WAITING_SECONDS = 15
 """How often a service that waits for a node is looked at again: other services' pods and nodes do not wake it."""
@@ -36,196 +39,198 @@ def plan(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
     if snapshot.resource.deleting:
         return Plan()  # the garbage collector does the rest; nothing may be made any more
     intent = read_intent(snapshot, settings)
-    steps = next_steps(snapshot, intent)
-    subject = subject_of(snapshot, intent, steps.wanted)
-    pods = _pods_of(snapshot, subject)
-    findings = _findings(snapshot, intent, steps, subject, pods, now)
-    earlier = read_status(snapshot.resource)
-    world = World(
+    earlier, fleet = read_status(snapshot.resource), fleet_of(snapshot)
+    replicas = _replicas(intent, fleet)
+    target = _look(snapshot, fleet, intent, intent.name if isinstance(intent, Target) else None, replicas)
+    startup = _startup(snapshot, intent, fleet, earlier, now)
+    trial = _trial(intent, target, startup, replicas, now)
+    judgement = _judgement(snapshot, intent, fleet, settings, now)
+    decision = decide(_question(snapshot, intent, fleet, trial, judgement, earlier, target, replicas, now))
+    if decision.needs_nodes and not snapshot.obstacle:
+        return Plan(needs_nodes=True, wake_after_seconds=0.0)
+    steps = carry_out(snapshot, intent, fleet, decision, now)
+    if isinstance(intent, Target) and judgement is not None and not steps.foreign and not fleet.earlier:
+        extra = tuple(jobs(snapshot, intent, fleet, decision, judgement, settings, now))
+        steps = replace(steps, actions=(*steps.actions, *extra))
+    name = _subject_name(intent, decision)
+    looks = {intent.name: target} if isinstance(intent, Target) else {}
+    about, serving = (
+        looks[one] if one in looks else _look(snapshot, fleet, intent, one, replicas)
+        for one in (name, decision.traffic)
+    )
+    outcome = Outcome(
+        intent=intent,
+        fleet=fleet,
+        decision=decision,
+        steps=steps,
+        about=about,
+        serving=serving,
+        trial=trial,
+        evidence=judgement.evidence if judgement is not None else None,
+        obstacle=snapshot.obstacle or steps.foreign,
+        replicas=replicas,
+        judge_missing=decision.judge and not settings.judge_image,
+    )
+    world = _world(snapshot, outcome, name, startup, settings)
+    status = build_status(world, summarize(outcome), earlier, now)
+    blocked = bool(snapshot.obstacle)
+    return Plan(
+        actions=() if blocked else steps.actions,
+        status=status,
+        events=(() if blocked else steps.events()) + transitions(earlier.conditions, status.conditions),
+        wake_after_seconds=min(
+            _wake(about.pods, intent, startup, now, settings),
+            _routes_due(world, status, now),
+            decision.wake_seconds if decision.wake_seconds is not None else float("inf"),
+        ),
+    )
+
+
+def _subject_name(intent: Target | Rejected, decision: Decision) -> str | None:
+    """The revision that the conditions speak of."""
+    if decision.candidate is not None or decision.traffic is not None:
+        return decision.candidate or decision.traffic
+    return intent.name if isinstance(intent, Target) else None
+
+
+def _world(
+    snapshot: Snapshot, outcome: Outcome, name: str | None, startup: Startup | None, settings: Settings
+) -> World:
+    subject, decision = outcome.about.subject, outcome.decision
+    return World(
         resource=snapshot.resource,
-        revisions=Revisions(active=steps.active, target=intent.name if isinstance(intent, Target) else None),
-        subject=subject.name if subject is not None else None,
-        pods=pods,
+        revisions=revisions_of(outcome.fleet, outcome.target),
+        rollout=decision.rollout,
+        startup=startup if startup is not None and name == startup.revision else None,
+        evidence=outcome.evidence,
+        subject=name if subject is not None else None,
+        pods=outcome.about.pods,
+        all_pods=snapshot.pods,
         answers=snapshot.answers,
         url=service_url(owner_of(snapshot)) if snapshot.service is not None else None,
         effective=subject.effective() if subject is not None else None,
-        profile=_profile_text(intent.spec),
+        profile=_profile_text(outcome.intent.spec),
         gpus=subject.gpus_text() if subject is not None else "",
         routes_seconds=settings.routes_seconds,
     )
-    status = build_status(world, findings, earlier, now)
-    return Plan(
-        actions=() if snapshot.obstacle else steps.actions,
-        status=status,
-        events=(() if snapshot.obstacle else steps.events()) + transitions(earlier.conditions, status.conditions),
-        wake_after_seconds=min(_wake(pods, intent, now, settings), _routes_due(world, status, now)),
+
+
+def _replicas(intent: Target | Rejected, fleet: Fleet) -> int:
+    if intent.spec is not None:
+        return intent.spec.replicas
+    return max(len(fleet[fleet.active].live) if fleet.active is not None else 0, 1)
+
+
+def _look(snapshot: Snapshot, fleet: Fleet, intent: Target | Rejected, name: str | None, replicas: int) -> Revised:
+    subject = None if name is None else subject_of(snapshot, intent, fleet[name])
+    if subject is None or name is None:
+        return Revised(None, (), {})
+    pods = fleet[name].live
+    if not replicas:
+        return Revised(subject, pods, {})
+    views = Views(
+        replicas=replicas,
+        gpus=subject.resolution.gpus if subject.resolution is not None else None,
+        nodes=snapshot.nodes,
+        holders=snapshot.holders,
+        words=snapshot.node_words,
+        pods_refused=_pods_refused(fleet, name),
     )
+    findings = judge_startup(pods, views) | judge_reports(pods, snapshot.answers, subject.expectation, replicas)
+    return Revised(subject, pods, findings)
 
 
-def _pods_of(snapshot: Snapshot, subject: Subject | None) -> tuple[PodFacts, ...]:
-    if subject is None:
-        return ()
-    return tuple(pod for pod in snapshot.pods if pod.revision == subject.name and not pod.deleting and not pod.ended)
-
-
-def _findings(
-    snapshot: Snapshot,
-    intent: Target | Rejected,
-    steps: Steps,
-    subject: Subject | None,
-    pods: tuple[PodFacts, ...],
-    now: datetime,
-) -> dict[ConditionType, Finding]:
-    findings = {
-        ConditionType.ACCEPTED: _accepted(intent),
-        ConditionType.QUALIFIED: Finding.unknown(Reason.NOT_REQUIRED, "No qualification is demanded."),
-    }
-    replicas = intent.spec.replicas if intent.spec is not None else max(len(pods), 1)
-    if subject is not None and replicas:
-        views = Views(
-            replicas=replicas,
-            gpus=subject.resolution.gpus if subject.resolution is not None else None,
-            nodes=snapshot.nodes,
-            holders=snapshot.holders,
-            words=snapshot.node_words,
-            pods_refused=_pods_refused(snapshot, subject.name),
-        )
-        findings |= judge_startup(pods, views)
-        findings |= judge_reports(pods, snapshot.answers, subject.expectation, replicas)
-    policy = subject.acceleration if subject is not None else Acceleration()
-    ready = _ready(findings, intent, steps, policy, pods, replicas)
-    obstacle = snapshot.obstacle or steps.foreign
-    if obstacle and ready.status is not ConditionStatus.TRUE:
-        ready = Finding.false(Reason.OBSTRUCTED, with_remedy(Reason.OBSTRUCTED, obstacle))
-    findings[ConditionType.READY] = ready
-    findings[ConditionType.PROGRESSING] = _progressing(snapshot, intent, steps, pods, replicas, ready, obstacle, now)
-    return findings
-
-
-def _accepted(intent: Target | Rejected) -> Finding:
-    if isinstance(intent, Rejected):
-        return intent.finding
-    return Finding.true(Reason.RESOLVED, f"The spec resolves to revision {intent.name}.")
-
-
-def _pods_refused(snapshot: Snapshot, revision: str) -> str:
-    for child in snapshot.own(snapshot.deployments):
-        if revision_of(child) == revision:
-            for condition in (child.manifest.get("status") or {}).get("conditions") or ():
-                if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-                    return str(condition.get("message") or "no reason given")
+def _pods_refused(fleet: Fleet, name: str) -> str:
+    child = fleet[name].deployment
+    for condition in ((child.manifest.get("status") or {}).get("conditions") or ()) if child is not None else ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return str(condition.get("message") or "no reason given")
     return ""
 
 
-def _ready(
-    findings: dict[ConditionType, Finding],
-    intent: Target | Rejected,
-    steps: Steps,
-    policy: Acceleration,
-    pods: tuple[PodFacts, ...],
-    replicas: int,
-) -> Finding:
-    accepted = findings[ConditionType.ACCEPTED]
-    if steps.wanted is None or ConditionType.ENGINE_STARTED not in findings:
-        if replicas == 0 and accepted.status is ConditionStatus.TRUE:
-            return Finding.false(Reason.SCALED_TO_ZERO, with_remedy(Reason.SCALED_TO_ZERO, "No replica is wanted."))
-        return accepted if accepted.status is not ConditionStatus.TRUE else Finding.unknown()
-    serves = _serves(findings, intent, steps, policy, pods)
-    if isinstance(intent, Rejected) and serves.status is not ConditionStatus.TRUE:
-        also = f"Revision {steps.wanted} of an earlier spec does not serve either ({serves.reason})."
-        return Finding.false(accepted.reason, f"{accepted.message} {also}")
-    return serves
+def _startup(
+    snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, earlier: Status, now: datetime
+) -> Startup | None:
+    name = intent.name if isinstance(intent, Target) else fleet.active
+    if name is None:
+        return None
+    return startup_of(name, fleet[name].live, snapshot.answers, earlier.startup, now)
 
 
-def _serves(
-    findings: dict[ConditionType, Finding],
-    intent: Target | Rejected,
-    steps: Steps,
-    policy: Acceleration,
-    pods: tuple[PodFacts, ...],
-) -> Finding:
-    """Whether the wanted revision serves, and if not, the first reason why."""
-    if steps.stopping and not pods:
-        return Finding.false(Reason.DRAINING, _draining_text(steps))
-    gates = [ConditionType.GPUS_ALLOCATED, ConditionType.MODEL_AVAILABLE, ConditionType.ENGINE_STARTED]
-    if policy.policy is AccelerationPolicy.REQUIRE:
-        gates.append(ConditionType.ACCELERATION_COMPLETE)
-    failing = [findings[gate] for gate in gates if findings[gate].status is not ConditionStatus.TRUE]
-    # A plain No says more than a Don't Know that stands before it only because it has to wait.
-    for status in (ConditionStatus.FALSE, ConditionStatus.UNKNOWN):
-        for finding in failing:
-            if finding.status is status:
-                return finding
-    unready = [pod.name for pod in pods if not pod.ready]
-    if unready:
-        found = f"The readiness probe of `{unready[0]}` does not pass yet."
-        return Finding.false(Reason.NOT_READY, with_remedy(Reason.NOT_READY, found))
+def _trial(intent: Target | Rejected, look: Revised, startup: Startup | None, replicas: int, now: datetime) -> Trial:
+    if isinstance(intent, Rejected) or look.subject is None:
+        return Trial(TrialState.STARTING)
+    still = stalled(startup, look.pods, intent.spec.rollout.progress_deadline_seconds, now)
+    return judge_trial(look.findings, look.pods, replicas, look.subject.acceleration, still, now)
+
+
+def _judgement(
+    snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, settings: Settings, now: datetime
+) -> Judgement | None:
     if isinstance(intent, Rejected):
-        return Finding.true(
-            Reason.SERVING_EARLIER_SPEC,
-            f"Revision {steps.wanted} of an earlier spec serves; the present spec is not accepted"
-            f" ({intent.finding.reason}).",
-        )
-    return Finding.true(Reason.SERVING, f"Revision {intent.name} serves.")
+        return None
+    return judgement_of(snapshot, intent, fleet, base_of(fleet), settings, now)
 
 
-def _draining_text(steps: Steps) -> str:
-    return f"Revision {', '.join(steps.stopping)} finishes its requests and stops; then revision {steps.wanted} starts."
-
-
-def _progressing(
+def _question(
     snapshot: Snapshot,
     intent: Target | Rejected,
-    steps: Steps,
-    pods: tuple[PodFacts, ...],
+    fleet: Fleet,
+    trial: Trial,
+    judgement: Judgement | None,
+    earlier: Status,
+    look: Revised,
     replicas: int,
-    ready: Finding,
-    obstacle: str,
     now: datetime,
-) -> Finding:
-    if obstacle:
-        return Finding.false(Reason.OBSTRUCTED, with_remedy(Reason.OBSTRUCTED, obstacle))
-    if steps.stopping:
-        return Finding.true(Reason.DRAINING, _draining_text(steps))
-    if steps.wanted is None:
-        return Finding.false(Reason.SETTLED, "Nothing runs, and nothing is started before the spec is accepted.")
-    if ready.status is ConditionStatus.TRUE or replicas == 0:
-        return Finding.false(Reason.SETTLED, "The world is as the spec wants it.")
-    deadline = intent.spec.rollout.progress_deadline_seconds if intent.spec is not None else None
-    late = [pod for pod in pods if deadline is not None and _unready_for(pod, now) >= timedelta(seconds=deadline)]
-    if late:
-        found = f"`{late[0].name}` was not ready within {deadline} s."
-        return Finding.false(Reason.DEADLINE_EXCEEDED, with_remedy(Reason.DEADLINE_EXCEEDED, found))
-    if _was_complete(snapshot, steps.wanted):
-        return Finding.true(Reason.RECOVERING, f"A replica of revision {steps.wanted} comes back.")
-    return Finding.true(Reason.STARTING, f"Revision {steps.wanted} starts.")
+) -> Question:
+    back = fallback_of(fleet, intent.name) if isinstance(intent, Target) else None
+    waiting = fleet[back].live if back is not None else ()
+    metadata = snapshot.service.manifest.get("metadata", {}) if snapshot.service is not None else {}
+    not_required = EvidenceView(Standing.NOT_REQUIRED, Finding.unknown())
+    return Question(
+        fleet=fleet,
+        intent=intent,
+        trial=trial,
+        returned=bool(waiting) and len(waiting) >= replicas and all(pod.ready for pod in waiting),
+        evidence=judgement.evidence if judgement is not None else not_required,
+        preflight=judgement.preflight if judgement is not None else Check(),
+        announced=earlier.rollout,
+        choice=_choice(snapshot, intent, earlier),
+        promoted_at=parse_time((metadata.get("annotations") or {}).get(names.PROMOTED_ANNOTATION)),
+        fallback_percent=fallback_percent(look.pods, snapshot.answers),
+        now=now,
+    )
 
 
-def _unready_for(pod: PodFacts, now: datetime) -> timedelta:
-    return timedelta(0) if pod.unready_since is None else now - pod.unready_since
+def _choice(snapshot: Snapshot, intent: Target | Rejected, earlier: Status) -> Choice | None:
+    if isinstance(intent, Rejected):
+        return None
+    revision, wanted = intent.revision, intent.spec.rollout.strategy
+    counted = revision.gpus.count > 0 and revision.request.gpus.allocation is GpuAllocation.DEVICE_PLUGIN
+    if wanted is not RolloutStrategy.IN_PLACE and counted and snapshot.nodes is None and not snapshot.nodes_hidden:
+        return None
+    supply = Supply(snapshot.nodes, snapshot.holders, snapshot.claim)
+    return choose(wanted, intent.name, revision, intent.spec.replicas, supply, earlier.rollout)
 
 
-def _was_complete(snapshot: Snapshot, revision: str) -> bool:
-    """The Deployment had all its pods ready at least once, by its own controller's word."""
-    for child in snapshot.own(snapshot.deployments):
-        if revision_of(child) == revision:
-            conditions = (child.manifest.get("status") or {}).get("conditions") or ()
-            return any(one.get("reason") == "NewReplicaSetAvailable" for one in conditions)
-    return False
-
-
-def _wake(pods: tuple[PodFacts, ...], intent: Target | Rejected, now: datetime, settings: Settings) -> float:
+def _wake(
+    pods: tuple[PodFacts, ...], intent: Target | Rejected, startup: Startup | None, now: datetime, settings: Settings
+) -> float:
     """Seconds until something may have changed that no event tells of."""
     candidates = [float(settings.resync_seconds)]
     if intent.spec is not None and intent.spec.profile_ref is not None:
         candidates.append(settings.profile_refresh_seconds)
+    deadline = timedelta(seconds=intent.spec.rollout.progress_deadline_seconds) if intent.spec is not None else None
     for pod in pods:
         if not pod.scheduled:
             candidates.append(WAITING_SECONDS)
         elif pod.container is None or not pod.container.running:
             candidates.append(CREATING_SECONDS)
-        if intent.spec is not None and not pod.ready:
-            left = timedelta(seconds=intent.spec.rollout.progress_deadline_seconds) - _unready_for(pod, now)
+        if deadline is not None and not pod.ready:
+            since = [
+                one for one in (pod.unready_since, startup.since if startup is not None else None) if one is not None
+            ]
+            left = deadline - (now - max(since, default=now))
             if left > timedelta(0):
                 candidates.append(left.total_seconds() + 1)
     return min(candidates)

@@ -20,21 +20,34 @@ from sm70_operator.api.conditions import (
 )
 from sm70_operator.api.types import (
     AccelerationStatus,
+    CacheState,
+    Capacity,
+    CompileCacheStatus,
     Display,
     Effective,
+    LastShutdown,
     Placement,
+    QualificationStatus,
+    RejectedRevision,
     Revisions,
+    RolloutStatus,
     RoutesStatus,
     RouteStatus,
+    Startup,
     Status,
 )
 from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.snapshot import EngineAnswer, Resource
-from sm70_operator.plan.gates import merge_paths, merge_routes, reports_of, summarize_paths
+from sm70_operator.plan.evidence import EvidenceView
+from sm70_operator.plan.fleet import Fleet
+from sm70_operator.plan.gates import merge_paths, merge_routes, merge_windows, reports_of, summarize_paths
 from sm70_operator.plan.plan import Event, EventType
 from sm70_profiles.report import AccelerationReport, UuidSource, printable
+from sm70_profiles.termination import TerminationKind, parse_termination
 
 MAX_PLACES = 64
+MAX_REJECTED = 16
+MAX_LAST_ROUTES = 32
 _UNEVENTFUL = frozenset({Reason.PULLING_IMAGE, Reason.PENDING})
 """Reasons with a remedy that nevertheless are a normal step of a start."""
 
@@ -45,9 +58,14 @@ class World:
 
     resource: Resource
     revisions: Revisions
+    rollout: RolloutStatus | None
+    startup: Startup | None
+    evidence: EvidenceView | None
     subject: str | None
     pods: Sequence[PodFacts]
     """The subject's, those that end not among them."""
+    all_pods: Sequence[PodFacts]
+    """Of every revision, also those that end."""
     answers: Mapping[str, EngineAnswer]
     url: str | None
     effective: Effective | None
@@ -76,8 +94,13 @@ def build_status(world: World, findings: dict[ConditionType, Finding], earlier: 
         selector=_selector(world),
         url=world.url,
         revisions=world.revisions,
+        rollout=world.rollout,
+        startup=world.startup,
+        qualification=_qualification(world.evidence),
+        compile_cache=_compile_cache(reports),
+        capacity=_capacity(reports),
         acceleration=_acceleration(reports, earlier.acceleration, now),
-        routes=_routes(world, merge_routes(reports), earlier.routes, now) if reports else None,
+        routes=_routes(world, merge_routes(reports), earlier.routes, now),
         effective=world.effective,
         placement=placement,
         display=Display(
@@ -118,14 +141,106 @@ def _routes(
     world: World, items: tuple[RouteStatus, ...], earlier: RoutesStatus | None, now: datetime
 ) -> RoutesStatus | None:
     """The counters: at most once in `routes_seconds`, but at once for a new route or another revision."""
-    found = RoutesStatus(revision=world.subject or "", observed_time=now, items=items)
-    if earlier is None:
+    window = merge_windows(world.pods, world.answers)
+    last = _last_shutdown(world.all_pods, earlier.last_shutdown if earlier is not None else None)
+    if not items and last is None and window is None and not any(world.answers.get(pod.uid) for pod in world.pods):
+        return None
+    found = RoutesStatus(
+        revision=world.subject or "", observed_time=now, window=window, last_shutdown=last, items=items
+    )
+    if earlier is None or earlier.revision != found.revision or earlier.last_shutdown != last:
         return found
-    same_routes = earlier.revision == found.revision and _taken(earlier.items) == _taken(items)
-    young = now - earlier.observed_time < timedelta(seconds=world.routes_seconds)
-    if earlier.items == items and same_routes:
+    if earlier.items == items:
         return earlier
-    return earlier if same_routes and young else found
+    young = now - earlier.observed_time < timedelta(seconds=world.routes_seconds)
+    return earlier if young and _taken(earlier.items) == _taken(items) else found
+
+
+def _last_shutdown(pods: Sequence[PodFacts], earlier: LastShutdown | None) -> LastShutdown | None:
+    """The last words of the container that last ended because it was asked to."""
+    found = [earlier] if earlier is not None else []
+    for pod in pods:
+        end = pod.container.exit if pod.container is not None else None
+        words = parse_termination(end.message) if end is not None else None
+        if words is None or end is None or end.finished is None or words.kind is not TerminationKind.SHUTDOWN:
+            continue
+        items = tuple(
+            RouteStatus(
+                route=printable(one.route, 128),
+                stage=one.stage,
+                dispatches=min(one.dispatches, 2**53),
+                fallback=one.fallback,
+            )
+            for one in words.routes
+            if one.dispatches
+        )
+        unique = {(item.route, item.stage): item for item in items}
+        found.append(
+            LastShutdown(
+                revision=pod.revision[:16],
+                pod=pod.name,
+                time=end.finished,
+                message=printable(words.message, 1024),
+                items=tuple(unique.values())[:MAX_LAST_ROUTES],
+            )
+        )
+    return max(found, key=lambda one: (one.time, one.pod), default=None)
+
+
+def _qualification(view: EvidenceView | None) -> QualificationStatus | None:
+    if view is None or view.evidence is None:
+        return None
+    verdict = view.evidence.status.verdict
+    return QualificationStatus(
+        name=view.evidence.name,
+        verdict=str(verdict) if verdict is not None else "Running",
+        key=view.evidence.spec.key.key,
+    )
+
+
+def _compile_cache(reports: Sequence[AccelerationReport]) -> CompileCacheStatus | None:
+    found = [one.compile_cache for one in reports if one.compile_cache is not None and one.compile_cache.state]
+    states = {str(state) for state in CacheState}
+    known = [one for one in found if str(one.state) in states]
+    if not known:
+        return None
+    order = (CacheState.UNWRITABLE, CacheState.WARMING, CacheState.COLD, CacheState.WARM)
+    worst = min(known, key=lambda one: order.index(CacheState(str(one.state))))
+    return CompileCacheStatus(
+        key=None if worst.key is None else printable(worst.key, 128),
+        state=CacheState(str(worst.state)),
+        files_added_at_last_start=worst.files_added_at_last_start,
+    )
+
+
+def _capacity(reports: Sequence[AccelerationReport]) -> Capacity | None:
+    found = [one.capacity for one in reports if one.capacity is not None]
+    if not found:
+        return None
+    least = min(found, key=lambda one: one.kv_tokens)
+    return Capacity(
+        kv_tokens=min(least.kv_tokens, 2**53),
+        block_size=min(least.block_size, 2**31 - 1),
+        residents_at_max_len=min(least.residents_at_max_len, 2**31 - 1),
+    )
+
+
+def revisions_of(fleet: Fleet, target: str | None) -> Revisions:
+    """Which revision is what."""
+    rejected = [
+        RejectedRevision(
+            revision=member.name,
+            reason=member.rejection.reason,
+            message=member.rejection.message,
+            time=member.rejection.time,
+        )
+        for member in fleet.members.values()
+        if member.rejection is not None
+    ]
+    rejected.sort(key=lambda one: (one.time, one.revision), reverse=True)
+    return Revisions(
+        active=fleet.active, target=target, last_good=fleet.last_good, rejected=tuple(rejected[:MAX_REJECTED])
+    )
 
 
 def _taken(items: Sequence[RouteStatus]) -> set[tuple[str, str, bool]]:

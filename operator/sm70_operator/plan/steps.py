@@ -1,20 +1,31 @@
-"""What to do: one set of GPUs, so the earlier revision stops, and only when its pods are gone the wanted one starts."""
+"""From a decision to actions: what is recorded, who gets the traffic, who stops, and who may start.
+
+The order is the safety: a decision is recorded before anything follows from it; traffic moves before the revision that
+it leaves stops; a revision starts only when nothing outside of those that are to run is left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import datetime
 
+from sm70_operator.api import names
 from sm70_operator.observe.facts import ObjectFacts
-from sm70_operator.observe.snapshot import Snapshot, replicas_of, revision_of, selected_revision
+from sm70_operator.observe.revisions import Rejection
+from sm70_operator.observe.snapshot import Snapshot, replicas_of, selected_revision
 from sm70_operator.plan.drift import differs
+from sm70_operator.plan.fleet import Fleet, Member, owner_of
 from sm70_operator.plan.intent import Rejected, Target
-from sm70_operator.plan.plan import Action, Apply, Delete, Event, EventType, Scale
+from sm70_operator.plan.plan import Action, Apply, Delete, Event, EventType, Record, Scale
+from sm70_operator.plan.rollout import Decision, Step
 from sm70_operator.render.cache import render_cache_claim
 from sm70_operator.render.deployment import render_deployment
-from sm70_operator.render.objects import Manifest, Owner
-from sm70_operator.render.revision import quantity
-from sm70_operator.render.service import render_service
+from sm70_operator.render.history import render_controller_revision
+from sm70_operator.render.objects import Manifest
+from sm70_operator.render.resource_claim import render_claim_template
+from sm70_operator.render.revision import Revision, quantity
+from sm70_operator.render.service import render_candidate_service, render_service
 
 
 @dataclass(frozen=True)
@@ -22,141 +33,201 @@ class Steps:
     """Actions of this round, and what the status has to know of the change under way."""
 
     actions: tuple[Action, ...]
-    wanted: str | None
-    """The revision that is to run: the target, or while the spec is rejected the one that has the traffic."""
-    active: str | None
-    """The revision that has the traffic at this moment."""
-    stopping: tuple[str, ...]
-    """Revisions that still run or end."""
+    stopping: tuple[str, ...] = ()
+    """Revisions that still run or end although they are not to run."""
     foreign: str = ""
     """An object of a needed name that is not ours."""
 
     def events(self) -> tuple[Event, ...]:
-        """One event for each start and stop."""
-        found = []
-        for action in self.actions:
-            if isinstance(action, Apply | Scale) and action.starts:
-                found.append(Event(EventType.NORMAL, "RevisionStarted", "StartRevision", action.because))
-            elif isinstance(action, Scale) and action.replicas == 0:
-                found.append(Event(EventType.NORMAL, "RevisionStopped", "StopRevision", action.because))
-        return tuple(found)
+        """One event for each start, stop, promotion and rejection."""
+        return tuple(event for action in self.actions for event in _events(action))
 
 
-def owner_of(snapshot: Snapshot) -> Owner:
-    """The owner of everything that is made for the service."""
-    key = snapshot.resource.key
-    return Owner(namespace=key.namespace, name=key.name, uid=snapshot.resource.uid)
+def _events(action: Action) -> Iterator[Event]:
+    match action:
+        case Apply(promotes=promotes, because=because) if promotes:
+            yield Event(EventType.NORMAL, "RevisionPromoted", "PromoteRevision", because)
+        case Apply(starts=True, because=because) | Scale(starts=True, because=because):
+            yield Event(EventType.NORMAL, "RevisionStarted", "StartRevision", because)
+        case Scale(replicas=0, because=because):
+            yield Event(EventType.NORMAL, "RevisionStopped", "StopRevision", because)
+        case Record(annotations=annotations, because=because) if annotations.get(names.REJECTED_ANNOTATION):
+            yield Event(EventType.WARNING, "RevisionRejected", "RejectRevision", because)
+        case Record(annotations=annotations, because=because) if annotations.get(names.GOOD_ANNOTATION):
+            yield Event(EventType.NORMAL, "RevisionGood", "KeepRevision", because)
 
 
-def active_revision(snapshot: Snapshot) -> str | None:
-    """The revision that has the traffic: the Service says so; without it, the one that runs."""
-    if snapshot.service is not None and snapshot.service.owner == snapshot.resource.uid:
-        return selected_revision(snapshot.service) or None
-    running = [child for child in snapshot.own(snapshot.deployments) if replicas_of(child) and not child.deleting]
-    return revision_of(running[0]) if len(running) == 1 else None
-
-
-def next_steps(snapshot: Snapshot, intent: Target | Rejected) -> Steps:
+def carry_out(snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, decision: Decision, now: datetime) -> Steps:
     """What to do now. Doing it and asking again leads to a world in which nothing is left to do."""
-    active = active_revision(snapshot)
-    wanted = intent.name if isinstance(intent, Target) else active
     foreign = _foreign(snapshot)
-    if foreign or wanted is None:
-        return Steps((), wanted, active, (), foreign)
-    earlier = _earlier(snapshot)
-    stopping = tuple(sorted(_stopping(snapshot, wanted) | earlier))
-    actions = [*_stop_others(snapshot, wanted)]
-    if earlier:
-        pass  # the garbage collector takes those away; nothing of the same name can be made before
-    elif isinstance(intent, Target):
-        actions += _run_target(snapshot, intent, may_start=not stopping)
-    else:
-        actions += _keep(snapshot, intent, wanted, may_start=not stopping)
-    return Steps(tuple(actions), wanted, active, stopping)
+    if foreign:
+        return Steps((), foreign=foreign)
+    stopping = tuple(sorted({*(fleet.busy - set(decision.run)), *fleet.earlier}))
+    if fleet.earlier:
+        # The garbage collector takes those away; nothing of the same name can be made before.
+        return Steps((), stopping)
+    actions = [
+        *_history(snapshot, intent, fleet),
+        *_records(fleet, intent, decision, now),
+        *_traffic(snapshot, intent, decision, now),
+        *_stops(fleet, decision),
+        *_candidate(snapshot, decision),
+        *_starts(snapshot, intent, fleet, decision, may_start=not stopping),
+        *_forget(snapshot, intent, fleet, decision),
+    ]
+    return Steps(tuple(actions), stopping)
 
 
 def _foreign(snapshot: Snapshot) -> str:
     """Our labels on an object that nobody of our kind controls: we neither take it over nor delete it."""
     key = snapshot.resource.key
-    for kind, child in (("Service", snapshot.service), ("PersistentVolumeClaim", snapshot.claim)):
+    services = (("Service", snapshot.service), ("Service", snapshot.candidate))
+    for kind, child in (*services, ("PersistentVolumeClaim", snapshot.claim)):
         if child is not None and not child.owner:
             return f"A {kind} `{child.name}` exists in namespace `{key.namespace}` and does not belong to this service."
     return ""
 
 
-def _stopping(snapshot: Snapshot, wanted: str) -> set[str]:
-    """Revisions other than the wanted one of which anything may still hold GPUs."""
-    held = {pod.revision for pod in snapshot.pods if pod.revision != wanted and not pod.ended}
-    others = (child for child in snapshot.own(snapshot.deployments) if revision_of(child) != wanted)
-    held |= {revision_of(child) for child in others if not _at_rest(child)}
-    return held
-
-
-def _earlier(snapshot: Snapshot) -> set[str]:
-    """Revisions of a service of the same name that was deleted a moment ago, whose objects still exist."""
-    children = [child for child in (snapshot.service, snapshot.claim, *snapshot.deployments) if child is not None]
-    return {
-        revision_of(child) or "of an earlier service"
-        for child in children
-        if child.owner not in ("", snapshot.resource.uid)
-    }
-
-
-def _at_rest(deployment: ObjectFacts) -> bool:
-    """The Deployment asks for no pods, and its controller has seen that."""
-    manifest = deployment.manifest
-    status, metadata = manifest.get("status") or {}, manifest.get("metadata", {})
-    seen = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
-    return replicas_of(deployment) == 0 and seen and not status.get("replicas")
-
-
-def _stop_others(snapshot: Snapshot, wanted: str) -> Iterator[Action]:
-    busy = {pod.revision for pod in snapshot.pods}
-    for child in snapshot.own(snapshot.deployments):
-        revision = revision_of(child)
-        if revision == wanted or child.deleting:
-            continue
-        if replicas_of(child):
-            yield Scale(child.name, child.uid, child.version, 0, f"Revision {revision} stops: the spec wants {wanted}.")
-        elif _at_rest(child) and revision not in busy:
-            yield Delete(child.name, child.uid, child.version, f"Revision {revision} has stopped.")
-
-
-def _run_target(snapshot: Snapshot, target: Target, may_start: bool) -> Iterator[Action]:
-    owner, replicas = owner_of(snapshot), target.spec.replicas
-    present = _deployment(snapshot, target.name)
-    runs = present is not None and replicas_of(present) > 0
-    yield from _claim(snapshot, target)
-    # The Service moves when the revision starts, not when it is ready: the earlier one is gone by then, and the new
-    # pods become endpoints one by one as their readiness probe passes. A later move could only prolong the outage.
-    moved = may_start or runs or snapshot.service is None
-    selected = target.name if moved or snapshot.service is None else selected_revision(snapshot.service)
-    yield from _apply(render_service(owner, selected), snapshot.service, f"Traffic goes to revision {selected}.")
-    if may_start or runs:
-        manifest = render_deployment(owner, target.name, target.revision, replicas)
-        starts = bool(replicas) and not runs
-        because = f"Revision {target.name} starts." if starts else f"Revision {target.name} is as the spec wants it."
-        for action in _apply(manifest, present, because):
-            yield replace(action, runs=target.name if replicas else "", starts=starts)
-
-
-def _keep(snapshot: Snapshot, rejected: Rejected, active: str, may_start: bool) -> Iterator[Action]:
-    """The spec is rejected: what has the traffic keeps it, with as many replicas as the spec says."""
-    owner, present = owner_of(snapshot), _deployment(snapshot, active)
-    if snapshot.service is None:
-        yield from _apply(render_service(owner, active), None, f"Traffic goes to revision {active}.")
-    if present is None or present.deleting or rejected.spec is None:
+def _history(snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet) -> Iterator[Action]:
+    """The target is recorded before anything is done for it."""
+    if isinstance(intent, Rejected):
         return
-    wanted, found = rejected.spec.replicas, replicas_of(present)
-    if wanted != found and (found or may_start):
-        because = f"Revision {active} goes on: the present spec is refused."
-        runs = active if wanted else ""
-        yield Scale(present.name, present.uid, present.version, wanted, because, runs, starts=bool(runs and not found))
+    record = fleet[intent.name].record
+    if record is None:
+        number = max((one.number for one in snapshot.revisions), default=0) + 1
+        manifest = render_controller_revision(owner_of(snapshot), intent.name, intent.revision, number, intent.source)
+        yield Apply(manifest, f"Revision {intent.name} is recorded.", known=False)
+    elif record.source != intent.source and intent.spec.rollout.rollback_to is None:
+        # Another spelling of the same: from now on this one is known too, whatever a later version makes of it.
+        yield _record(record.object, {names.SOURCE_ANNOTATION: intent.source}, "The spec was spelt anew.")
 
 
-def _deployment(snapshot: Snapshot, revision: str) -> ObjectFacts | None:
-    own = snapshot.own(snapshot.deployments)
-    return next((child for child in own if revision_of(child) == revision), None)
+def _records(fleet: Fleet, intent: Target | Rejected, decision: Decision, now: datetime) -> Iterator[Action]:
+    if isinstance(intent, Rejected):
+        return
+    for name, member in fleet.members.items():
+        if member.record is None or (decision.reject is not None and decision.reject[0] == name):
+            continue
+        rejection = member.rejection
+        if name == decision.traffic and name == intent.name and (rejection or decision.proven == name):
+            changes: dict[str, str | None] = {names.REJECTED_ANNOTATION: None} if rejection is not None else {}
+            if decision.proven == name:
+                changes[names.GOOD_ANNOTATION] = now.isoformat()
+            because = f"Revision {name} is good." if decision.proven == name else f"Revision {name} is tried again."
+            yield _record(member.record.object, changes, because)
+        elif rejection is not None and rejection.spec not in ("", intent.attempt):
+            freed = Rejection(rejection.reason, rejection.message, rejection.time)
+            because = f"Revision {name} may be tried again: the spec has changed."
+            yield _record(member.record.object, {names.REJECTED_ANNOTATION: freed.encode()}, because)
+    if decision.reject is not None:
+        name, rejection = decision.reject
+        record = fleet[name].record
+        if record is not None:
+            changes = {names.REJECTED_ANNOTATION: rejection.encode(), names.GOOD_ANNOTATION: None}
+            yield _record(record.object, changes, decision.because)
+
+
+def _record(found: ObjectFacts, annotations: dict[str, str | None], because: str) -> Record:
+    return Record(found.name, found.uid, found.version, annotations, because)
+
+
+def _traffic(snapshot: Snapshot, intent: Target | Rejected, decision: Decision, now: datetime) -> Iterator[Action]:
+    """The Service selects who has the traffic, and says since when."""
+    found = snapshot.service
+    if found is None and decision.traffic is None and isinstance(intent, Rejected):
+        return  # nothing is made for a spec that is not accepted
+    selected = None if found is None else selected_revision(found) or None
+    if found is not None and selected == decision.traffic:
+        since = (found.manifest.get("metadata", {}).get("annotations") or {}).get(names.PROMOTED_ANNOTATION, "")
+    else:
+        since = now.isoformat()
+    text = f"Traffic goes to revision {decision.traffic}." if decision.traffic else "No revision has the traffic yet."
+    promotes = decision.traffic if decision.traffic is not None and selected != decision.traffic else ""
+    manifest = render_service(owner_of(snapshot), decision.traffic, since)
+    for action in _apply(manifest, found, text):
+        # The decision rests on what was seen: it must not meet a newer one.
+        version = found.version if promotes and found is not None else ""
+        yield Apply(action.manifest, action.because, action.known, promotes=promotes or "", version=version)
+
+
+def _stops(fleet: Fleet, decision: Decision) -> Iterator[Action]:
+    for name, member in fleet.members.items():
+        child = member.deployment
+        if name not in decision.run and child is not None and member.asks and not child.deleting:
+            wanted = " and ".join(decision.run) or "nothing"
+            yield Scale(child.name, child.uid, child.version, 0, f"Revision {name} stops: {wanted} is to run.")
+
+
+def _candidate(snapshot: Snapshot, decision: Decision) -> Iterator[Action]:
+    found = snapshot.candidate
+    if decision.candidate is not None:
+        manifest = render_candidate_service(owner_of(snapshot), decision.candidate)
+        yield from _apply(manifest, found, f"Revision {decision.candidate} is under judgement.")
+    elif found is not None and not found.deleting and found.owner == snapshot.resource.uid:
+        yield Delete(found.name, found.uid, found.version, "No revision is under judgement.", "Service")
+
+
+def _starts(
+    snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, decision: Decision, may_start: bool
+) -> Iterator[Action]:
+    if intent.spec is None and not decision.run:
+        return
+    for name in decision.run:
+        member = fleet[name]
+        beside = frozenset(decision.run) - {name}
+        if isinstance(intent, Target) and name == intent.name:
+            if may_start or member.asks:
+                yield from _claim(snapshot, intent)
+                yield from _run(snapshot, member, intent.revision, intent.spec.replicas, beside)
+        elif (may_start or member.asks) and decision.step is not Step.IDLE:
+            replicas = intent.spec.replicas if intent.spec is not None else None
+            yield from _run(snapshot, member, member.document, replicas, beside)
+
+
+def _run(
+    snapshot: Snapshot, member: Member, document: Revision | None, replicas: int | None, beside: frozenset[str]
+) -> Iterator[Action]:
+    """Brings one revision to so many replicas; None: to as many as it has, or one."""
+    found, name = member.deployment, member.name
+    count = replicas if replicas is not None else (replicas_of(found) if member.asks and found is not None else 1)
+    starts = bool(count) and not member.asks
+    runs = name if count else ""
+    because = f"Revision {name} starts." if starts else f"Revision {name} is to have {count} replicas."
+    if document is not None:
+        owner = owner_of(snapshot)
+        template = render_claim_template(owner, name, document)
+        if template is not None and starts:
+            yield Apply(template, f"Revision {name} claims its GPUs.", known=False)
+        manifest = render_deployment(owner, name, document, count)
+        for action in _apply(manifest, found, because):
+            yield Apply(action.manifest, action.because, action.known, runs, beside, starts)
+    elif found is not None and not found.deleting and replicas_of(found) != count:
+        # Made by another version, or its record is lost: it can still be scaled.
+        yield Scale(found.name, found.uid, found.version, count, because, runs, beside, starts)
+
+
+def _forget(snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, decision: Decision) -> Iterator[Action]:
+    """Stopped revisions beyond the history's limit, the oldest first; never one that may be needed."""
+    if isinstance(intent, Rejected):
+        return
+    needed = {intent.name, fleet.active, fleet.last_good, decision.traffic, decision.candidate, *decision.run}
+    stopped = [one for one in fleet.members.values() if one.name not in needed and one.at_rest]
+    unrecorded = [one for one in stopped if one.record is None]
+    recorded = sorted((one for one in stopped if one.record is not None), key=_number)
+    surplus = recorded[: max(len(recorded) - intent.spec.rollout.revision_history_limit, 0)]
+    for member in [*unrecorded, *surplus]:
+        because = f"Revision {member.name} has stopped, and the history is long enough."
+        child = member.deployment
+        if child is not None:
+            if not child.deleting:
+                yield Delete(child.name, child.uid, child.version, because)
+        elif member.record is not None:
+            found = member.record.object
+            yield Delete(found.name, found.uid, found.version, because, "ControllerRevision")
+
+
+def _number(member: Member) -> int:
+    return 0 if member.record is None else member.record.number
 
 
 def _claim(snapshot: Snapshot, target: Target) -> Iterator[Action]:

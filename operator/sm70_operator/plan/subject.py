@@ -12,11 +12,13 @@ from pydantic import ValidationError
 from sm70_operator.api import names
 from sm70_operator.api.types import Effective
 from sm70_operator.observe.facts import ObjectFacts
-from sm70_operator.observe.snapshot import Snapshot, revision_of
+from sm70_operator.observe.snapshot import Snapshot
+from sm70_operator.plan.fleet import Member, owner_of
 from sm70_operator.plan.gates import Expectation
 from sm70_operator.plan.intent import Rejected, Target
 from sm70_operator.render.deployment import render_deployment
-from sm70_operator.render.objects import Manifest, Owner
+from sm70_operator.render.objects import Manifest
+from sm70_operator.render.revision import Revision
 from sm70_profiles.report import printable
 from sm70_profiles.resolver import Resolution, ServeRequest, resolve
 from sm70_profiles.spec import Acceleration
@@ -64,23 +66,24 @@ class Subject:
         return f"{gpus.count} x {' | '.join(gpus.products)}" if gpus.products else str(gpus.count)
 
 
-def subject_of(snapshot: Snapshot, intent: Target | Rejected, wanted: str | None) -> Subject | None:
-    """The revision that is to run. None while nothing runs and nothing may."""
-    if isinstance(intent, Target):
-        key = snapshot.resource.key
-        manifest = render_deployment(
-            Owner(key.namespace, key.name, snapshot.resource.uid), intent.name, intent.revision, 0
-        )
-        return Subject(
-            name=intent.name,
-            image=intent.revision.image,
-            variables=tuple(_environment(manifest)),
-            acceleration=intent.spec.acceleration,
-            resolution=intent.resolution,
-        )
-    own = snapshot.own(snapshot.deployments)
-    found = next((child for child in own if wanted is not None and revision_of(child) == wanted), None)
-    return None if found is None else _of_deployment(found, wanted or "")
+def subject_of(snapshot: Snapshot, intent: Target | Rejected, member: Member) -> Subject | None:
+    """What is known of a revision: by the spec, by its record, or else by its Deployment."""
+    if isinstance(intent, Target) and intent.name == member.name:
+        return _of_document(snapshot, member.name, intent.revision, intent.resolution)
+    if member.document is not None:
+        return _of_document(snapshot, member.name, member.document, resolve(member.document.request))
+    return None if member.deployment is None else _of_deployment(member.deployment, member.name)
+
+
+def _of_document(snapshot: Snapshot, name: str, document: Revision, resolution: Resolution) -> Subject:
+    manifest = render_deployment(owner_of(snapshot), name, document, 0)
+    return Subject(
+        name=name,
+        image=document.image,
+        variables=tuple(_environment(manifest)),
+        acceleration=document.request.acceleration,
+        resolution=resolution,
+    )
 
 
 def _of_deployment(deployment: ObjectFacts, name: str) -> Subject:

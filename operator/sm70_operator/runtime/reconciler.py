@@ -91,6 +91,10 @@ class Reconciler:
         snapshot = await self._snapshot(store, resource, pods)
         now = self._clock().replace(microsecond=0)
         planned = plan(snapshot, now, self._settings)
+        if planned.needs_nodes:
+            # Only a change that begins has to know what is free: all nodes and pods are gone through for it.
+            snapshot = replace(snapshot, nodes=store.all_nodes(), holders=store.gpu_holders())
+            planned = plan(snapshot, now, self._settings)
         try:
             early = await self._act(planned, resource)
         except ObstacleError as obstacle:
@@ -136,7 +140,13 @@ class Reconciler:
             deployments=store.deployments_of(key),
             pods=pods,
             service=store.service_of(key),
+            candidate=store.candidate_of(key),
             claim=store.claim_of(key),
+            revisions=store.revisions_of(key),
+            jobs=store.jobs_of(key),
+            job_pods=store.job_pods_of(key),
+            evidence=store.evidence_of(key),
+            nodes_hidden=store.nodes is None,
             profile=await self._profile(resource),
             nodes=store.all_nodes() if waiting else None,
             holders=store.gpu_holders() if waiting else (),

@@ -8,11 +8,13 @@ from typing import Any
 from sm70_operator.api import names
 from sm70_operator.api.conditions import Condition, ConditionType
 from sm70_operator.observe.facts import parse_object, parse_pod
+from sm70_operator.observe.revisions import Rejection, parse_revision
 from sm70_operator.observe.snapshot import EngineAnswer, Key, Resource, Snapshot
 from sm70_operator.plan.intent import Target, read_intent
 from sm70_operator.plan.plan import Plan
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.deployment import render_deployment
+from sm70_operator.render.history import render_controller_revision
 from sm70_operator.render.objects import Manifest, Owner
 from sm70_operator.render.service import render_service
 from sm70_operator.settings import Settings
@@ -26,7 +28,7 @@ KEY = Key("serving", "tiny")
 OWNER = Owner(KEY.namespace, KEY.name, UID)
 IMAGE = "registry.test/engine-cpu:1"
 PROFILE = "tiny_hybrid_reference"
-SETTINGS = Settings(engine_image_cpu=IMAGE)
+SETTINGS = Settings(engine_image_cpu=IMAGE, judge_image="registry.test/operator:1", preflight=False)
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -69,10 +71,28 @@ def deployment(document: dict[str, Any] | None = None, replicas: int | None = No
     return manifest | {"status": {"observedGeneration": 1, **({"replicas": count} if count else {}), **status}}
 
 
-def service(revision: str) -> Manifest:
-    manifest = render_service(OWNER, revision)
-    manifest["metadata"]["uid"] = "service"
+def service(revision: str | None, promoted_at: datetime | None = None) -> Manifest:
+    manifest = render_service(OWNER, revision, "" if promoted_at is None else promoted_at.isoformat())
+    manifest["metadata"] |= {"uid": "service", "resourceVersion": "7"}
     return manifest
+
+
+def record(document: dict[str, Any] | None = None, number: int = 1, good: bool = True, **annotations: str) -> Manifest:
+    """The ControllerRevision of a spec, proven unless said otherwise."""
+    wanted = target(document)
+    manifest = render_controller_revision(OWNER, wanted.name, wanted.revision, number, wanted.source)
+    manifest["metadata"] |= {"uid": f"record-{wanted.name}", "resourceVersion": "5"}
+    if good:
+        manifest["metadata"]["annotations"][names.GOOD_ANNOTATION] = (NOW - timedelta(hours=1)).isoformat()
+    manifest["metadata"]["annotations"] |= annotations
+    return manifest
+
+
+def rejected(document: dict[str, Any] | None = None, number: int = 2, spec: dict[str, Any] | None = None) -> Manifest:
+    """The record of a revision that failed; `spec` is the one for which that holds, by default its own."""
+    attempt = target(document if spec is None else spec).attempt
+    words = Rejection("RouteDisabled", "`reference_gdn` is Disabled.", NOW - timedelta(minutes=5), attempt)
+    return record(document, number, good=False, **{names.REJECTED_ANNOTATION: words.encode()})
 
 
 def pod(revision: str, name: str = "pod-1", **status: Any) -> Manifest:
@@ -172,15 +192,18 @@ def snapshot(
     deployments: list[Manifest] | None = None,
     pods: list[Manifest] | None = None,
     selected: str | None = None,
+    records: list[Manifest] | None = None,
     answer: AccelerationReport | EngineAnswer | None = None,
     of: Resource | None = None,
     **more: Any,
 ) -> Snapshot:
-    """A snapshot of raw objects; every pod gives the same answer."""
+    """A snapshot of raw objects; every pod gives the same answer. The operator sees no nodes unless some are given."""
     facts = tuple(parse_pod(one) for one in pods or [])
     said = EngineAnswer(report=answer) if isinstance(answer, AccelerationReport) else answer
+    more = {"nodes_hidden": "nodes" not in more, **more}
     return Snapshot(
         resource=of or resource(),
+        revisions=tuple(parse_revision(one) for one in records or []),
         deployments=tuple(parse_object(one) for one in deployments or []),
         pods=facts,
         service=None if selected is None else parse_object(service(selected)),
@@ -190,9 +213,9 @@ def snapshot(
 
 
 def running(document: dict[str, Any] | None = None, of: Resource | None = None, **more: Any) -> Snapshot:
-    """A service whose one replica serves."""
+    """A service whose one replica serves, and whose revision has proved good."""
     name = target(document).name
-    more = {"answer": report(), "pods": [serving(name)], **more}
+    more = {"answer": report(), "pods": [serving(name)], "records": [record(document)], **more}
     return snapshot([deployment(document)], selected=name, of=of or resource(document), **more)
 
 

@@ -25,6 +25,7 @@ from unit.operator.builders import (
     placed,
     planned,
     pod,
+    record,
     report,
     resource,
     running,
@@ -460,14 +461,15 @@ def test_a_late_revision_is_reported_and_still_tried() -> None:
     document = spec(rollout={"progressDeadlineSeconds": 60})
     name = target(document).name
     loading = placed(name, {"state": {"running": {}}})
-    late = snapshot([deployment(document)], [loading], selected=name, of=resource(document))
+    first = record(document, good=False)
+    late = snapshot([deployment(document)], [loading], selected=name, of=resource(document), records=[first])
     early = planned(late, seconds=0)
     assert condition(early, ConditionType.PROGRESSING).reason is Reason.STARTING
     assert early.wake_after_seconds is not None
     assert early.wake_after_seconds <= 31
     found = planned(late, seconds=31)
     assert condition(found, ConditionType.PROGRESSING).reason is Reason.DEADLINE_EXCEEDED
-    assert found.actions == ()
+    assert found.actions == (), "there is nothing to return to"
 
 
 def test_a_lost_replica_of_a_complete_revision_recovers() -> None:

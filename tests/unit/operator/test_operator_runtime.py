@@ -18,6 +18,7 @@ from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
 from sm70_operator.api import names
 from sm70_operator.observe.facts import parse_node, parse_object, parse_pod
+from sm70_operator.observe.revisions import parse_revision
 from sm70_operator.observe.snapshot import EngineAnswer, Key
 from sm70_operator.observe.store import Store
 from sm70_operator.runtime.health import Check, HealthServer, WatchClock
@@ -31,6 +32,7 @@ from unit.operator.builders import (
     deployment,
     placed,
     pod,
+    record,
     report,
     resource,
     service,
@@ -59,6 +61,7 @@ class Bench:
         self.poller = Poller(Voice(), lambda key: self.awake.set(), poll_seconds=3600, grace_seconds=60)
         self.cache: dict[str, dict[Any, list[Any]]] = {
             "resources": {KEY: [resource()]}, "deployments": {}, "pods": {}, "services": {}, "claims": {}, "nodes": {},
+            "revisions": {}, "jobs": {}, "evidence": {},
         }  # fmt: skip
         self.reconciler = Reconciler(
             api=self.api,
@@ -81,6 +84,7 @@ class Bench:
         self.shows("deployments", [parse_object(deployment())])
         self.shows("services", [parse_object(service(NAME))])
         self.shows("pods", [parse_pod(serving(NAME))])
+        self.shows("revisions", [parse_revision(record())])
 
 
 @pytest.fixture
@@ -93,7 +97,9 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_a_new_service_is_made_and_told(bench: Bench) -> None:
     wake = await bench.reconciler.reconcile(KEY)
     assert bench.api.writes == [
+        ("apply", "ControllerRevision", f"{KEY.name}-{NAME}"),
         ("apply", "Service", KEY.name),
+        ("apply", "Service", f"{KEY.name}-candidate"),
         ("apply", "Deployment", f"{KEY.name}-{NAME}"),
         ("apply/status", names.KIND, KEY.name),
         ("create", "events.k8s.io/Event", bench.api.writes[-1][2]),
@@ -194,11 +200,11 @@ def test_everything_that_is_watched_is_cached_first() -> None:
     watched = {handler.selector for handler in registry._watching.get_all_handlers()}
     indexed = {handler.selector for handler in registry._indexing.get_all_handlers()}
     assert watched <= indexed
-    assert len(indexed) == 6
+    assert len(indexed) == 9
     assert not list(registry._changing.get_all_handlers()), "only events: no finalizer, no annotation"
     assert not list(registry._spawning.get_all_handlers())
     few = handlers.registry(SETTINGS.model_copy(update={"observe_nodes": False}), lambda store, key: None)
-    assert len(list(few._indexing.get_all_handlers())) == 5
+    assert len(list(few._indexing.get_all_handlers())) == 8
 
 
 def test_a_child_without_our_label_belongs_to_nobody() -> None:

@@ -12,7 +12,7 @@ from sm70_operator.settings import Settings, SettingsError
 CHART = Path(__file__).resolve().parents[3] / "charts" / "sm70-operator"
 NOT_IN_THE_CHART = {
     "namespaces", "observe_nodes", "engine_image_cpu", "engine_image_sm70", "port", "listen",
-    "leader_election", "lease_name", "lease_namespace",
+    "leader_election", "lease_name", "lease_namespace", "judge_image",
 }  # fmt: skip
 """Set by the chart itself, from values of their own."""
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from sm70_operator.api.conditions import ConditionStatus, ConditionType, Reason
 from sm70_operator.observe.facts import parse_object
-from sm70_operator.plan.plan import Apply, Delete, Scale
+from sm70_operator.observe.snapshot import Snapshot
+from sm70_operator.plan.plan import Apply, Delete, Record, Scale
 from unit.operator.builders import (
     OWNER,
     condition,
     deployment,
     planned,
     pod,
+    record,
     report,
     resource,
     running,
@@ -27,6 +29,16 @@ EARLIER = spec(overrides={"maxNumSeqs": 4})
 REFUSED = spec(overrides={"maxNumSeqs": 64, "maxNumBatchedTokens": 8})
 
 
+RECORDS = [record(EARLIER), record(number=2, good=False)]
+
+
+def begun(world: Snapshot) -> Snapshot:
+    """The same world, after the change was told."""
+    told = planned(world).status
+    assert told is not None
+    return replace(world, resource=replace(world.resource, status=told.model_dump(mode="json", by_alias=True)))
+
+
 def kinds(actions: tuple[object, ...]) -> list[str]:
     """Actions in short: the kind that is applied, or what is scaled or deleted."""
     words = []
@@ -38,12 +50,22 @@ def kinds(actions: tuple[object, ...]) -> list[str]:
                 words.append(f"scale to {replicas}" + (" (start)" if starts else ""))
             case Delete():
                 words.append("delete")
+            case Record():
+                words.append("record")
     return words
 
 
 def test_a_new_service_gets_its_objects_and_every_condition() -> None:
     plan = planned(snapshot())
-    assert kinds(plan.actions) == ["apply Service", "apply Deployment (start)"]
+    assert kinds(plan.actions) == [
+        "apply ControllerRevision",
+        "apply Service",
+        "apply Service",
+        "apply Deployment (start)",
+    ]
+    public, candidate = (one.manifest for one in plan.actions[1:3] if isinstance(one, Apply))
+    assert public["spec"]["selector"]["inference.sm70.io/revision"] == "none", "nothing is proven yet"
+    assert candidate["spec"]["selector"]["inference.sm70.io/revision"] == target().name
     assert plan.status is not None
     assert [one.type for one in plan.status.conditions] == list(ConditionType)
     assert {one.observed_generation for one in plan.status.conditions} == {1}
@@ -53,7 +75,8 @@ def test_a_new_service_gets_its_objects_and_every_condition() -> None:
 
 def test_the_compile_cache_claim_comes_first() -> None:
     plan = planned(snapshot(of=resource(spec(compileCache={"size": "2Gi"}))))
-    assert kinds(plan.actions)[0] == "apply PersistentVolumeClaim"
+    words = kinds(plan.actions)
+    assert words.index("apply PersistentVolumeClaim") < words.index("apply Deployment (start)")
 
 
 def test_a_running_service_is_left_alone() -> None:
@@ -68,31 +91,43 @@ def test_nothing_is_done_while_the_service_is_being_deleted() -> None:
 
 
 def test_an_edit_stops_the_earlier_revision_first() -> None:
-    world = running(EARLIER, of=resource())
-    plan = planned(world)
-    assert kinds(plan.actions) == ["scale to 0"]
+    plan = planned(begun(running(EARLIER, of=resource())))
+    assert "scale to 0" in kinds(plan.actions)
+    assert "apply Deployment (start)" not in kinds(plan.actions)
     assert condition(plan, ConditionType.PROGRESSING).reason is Reason.DRAINING
-    assert condition(plan, ConditionType.READY).reason is Reason.DRAINING
+
+
+def test_what_is_going_to_be_done_is_told_first() -> None:
+    plan = planned(running(EARLIER, of=resource()))
+    assert kinds(plan.actions) == ["apply ControllerRevision"]
+    told = condition(plan, ConditionType.PROGRESSING)
+    assert told.reason is Reason.ANNOUNCED
+    assert "InPlace" in told.message
+    assert plan.status is not None
+    assert plan.status.rollout is not None
+    assert plan.wake_after_seconds == 0
+    assert condition(plan, ConditionType.READY).reason is Reason.SERVING_EARLIER_SPEC
 
 
 def test_the_new_revision_waits_for_the_last_pod_of_the_earlier_one() -> None:
     name = target(EARLIER).name
     going = serving(name)
     going["metadata"]["deletionTimestamp"] = "2026-11-30T12:00:00Z"
-    world = snapshot([deployment(EARLIER, 0)], [going], selected=name)
-    assert planned(world).actions == ()
+    world = snapshot([deployment(EARLIER, 0)], [going], selected=name, records=RECORDS)
+    assert kinds(planned(world).actions) == ["apply Service"], "only the candidate's"
 
 
 def test_the_new_revision_waits_until_the_controller_has_seen_the_stop() -> None:
     unseen = deployment(EARLIER, 0) | {"status": {"observedGeneration": 0, "replicas": 1}}
-    assert planned(snapshot([unseen], selected=target(EARLIER).name)).actions == ()
+    world = snapshot([unseen], selected=target(EARLIER).name, records=RECORDS)
+    assert kinds(planned(world).actions) == ["apply Service"], "only the candidate's"
 
 
-def test_then_it_starts_and_the_traffic_moves_with_it() -> None:
-    plan = planned(snapshot([deployment(EARLIER, 0)], selected=target(EARLIER).name))
-    assert kinds(plan.actions) == ["delete", "apply Service", "apply Deployment (start)"]
-    moved = next(one.manifest for one in plan.actions if isinstance(one, Apply) and one.manifest["kind"] == "Service")
-    assert moved["spec"]["selector"]["inference.sm70.io/revision"] == target().name
+def test_then_it_starts_and_the_traffic_waits_for_its_proof() -> None:
+    plan = planned(snapshot([deployment(EARLIER, 0)], selected=target(EARLIER).name, records=RECORDS))
+    assert kinds(plan.actions) == ["apply Service", "apply Deployment (start)"]
+    (candidate, _) = (one.manifest for one in plan.actions if isinstance(one, Apply))
+    assert candidate["metadata"]["name"] == "tiny-candidate"
 
 
 def test_a_refused_edit_leaves_the_earlier_revision_serving() -> None:
@@ -187,6 +222,7 @@ def test_a_claim_only_grows() -> None:
             selected=name,
             answer=report(),
             of=resource(document),
+            records=[record(document)],
             claim=parse_object(claim),
         )
         assert kinds(planned(world).actions) == expected, size
@@ -194,7 +230,8 @@ def test_a_claim_only_grows() -> None:
 
 def test_scaled_to_zero_says_so() -> None:
     document = spec(replicas=0)
-    world = snapshot([deployment(document)], selected=target(document).name, of=resource(document))
+    name = target(document).name
+    world = snapshot([deployment(document)], selected=name, of=resource(document), records=[record(document)])
     plan = planned(world)
     assert plan.actions == ()
     assert condition(plan, ConditionType.READY).reason is Reason.SCALED_TO_ZERO
@@ -207,4 +244,5 @@ def test_replicas_are_not_part_of_the_revision() -> None:
 
 def test_starts_and_stops_are_events() -> None:
     assert [event.reason for event in planned(snapshot()).events] == ["RevisionStarted"]
-    assert "RevisionStopped" in [event.reason for event in planned(running(EARLIER, of=resource())).events]
+    stopped = planned(begun(running(EARLIER, of=resource())))
+    assert "RevisionStopped" in [event.reason for event in stopped.events]

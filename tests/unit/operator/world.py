@@ -10,8 +10,9 @@ from typing import Any
 from sm70_operator.act.status_writer import without_times
 from sm70_operator.api import names
 from sm70_operator.observe.facts import parse_object, parse_pod
+from sm70_operator.observe.revisions import parse_revision
 from sm70_operator.observe.snapshot import EngineAnswer, Resource, Snapshot
-from sm70_operator.plan.plan import Action, Apply, Delete, Plan, Scale
+from sm70_operator.plan.plan import Action, Apply, Delete, Plan, Record, Scale
 from sm70_operator.render.objects import Manifest
 from unit.operator import builders
 
@@ -30,7 +31,9 @@ class World:
     replicasets: dict[str, int] = field(default_factory=dict)
     """The replicas that each Deployment's ReplicaSet was told last."""
     service: Manifest | None = None
+    candidate: Manifest | None = None
     claim: Manifest | None = None
+    records: dict[str, Manifest] = field(default_factory=dict)
     writes: int = 0
     made: list[str] = field(default_factory=list)
     """Names of all objects that were ever made."""
@@ -45,6 +48,9 @@ class World:
             deployments=tuple(parse_object(copy.deepcopy(one)) for one in self.deployments.values()),
             pods=pods,
             service=None if self.service is None else parse_object(copy.deepcopy(self.service)),
+            candidate=None if self.candidate is None else parse_object(copy.deepcopy(self.candidate)),
+            revisions=tuple(parse_revision(copy.deepcopy(one)) for one in self.records.values()),
+            nodes_hidden=True,
             claim=None if self.claim is None else parse_object(copy.deepcopy(self.claim)),
             answers={pod.uid: EngineAnswer(report=builders.report()) for pod in started},
         )
@@ -60,9 +66,9 @@ class World:
     def act(self, plan: Plan, limit: int | None = None) -> None:
         """Does what the executor does with a plan, up to `limit` actions; then writes the status if that remains."""
         for action in plan.actions[:limit]:
-            if isinstance(action, Apply | Scale) and action.runs and self._others(action.runs):
+            if isinstance(action, Apply | Scale) and action.runs and self._others({action.runs, *action.beside}):
                 return  # the executor's fresh look: not yet
-            if isinstance(action, Scale | Delete) and not self._as_seen(action):
+            if not self._as_seen(action):
                 return  # the API server's: somebody changed it meanwhile
             self.writes += 1
             self._do(action)
@@ -142,16 +148,30 @@ class World:
             self.pods[name] = builders.serving(_pod_revision(pod), name)
         return True
 
-    def _as_seen(self, action: Scale | Delete) -> bool:
-        found = self.deployments.get(action.name, {}).get("metadata", {})
-        return (found.get("uid"), found.get("resourceVersion")) == (action.uid, action.version)
+    def _as_seen(self, action: Action) -> bool:
+        match action:
+            case Apply(version=version):
+                seen = self.service["metadata"]["resourceVersion"] if self.service is not None else ""
+                return version in ("", seen)
+            case Record(name=name):
+                found = self.records.get(name)
+            case Delete(kind="ControllerRevision", name=name):
+                found = self.records.get(name)
+            case Delete(kind="Service"):
+                found = self.candidate
+            case Scale(name=name) | Delete(name=name):
+                found = self.deployments.get(name)
+            case _:
+                return True
+        metadata = {} if found is None else found["metadata"]
+        return (metadata.get("uid"), metadata.get("resourceVersion")) == (action.uid, action.version)
 
     def _touch(self, manifest: Manifest) -> None:
         self.serial += 1
         manifest["metadata"]["resourceVersion"] = str(self.serial)
 
-    def _others(self, revision: str) -> bool:
-        return bool((self.running() | self.holding()) - {revision})
+    def _others(self, admitted: set[str]) -> bool:
+        return bool((self.running() | self.holding()) - admitted)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -162,6 +182,15 @@ class World:
                     self.deployments[name]["spec"]["replicas"] = replicas
                     self.deployments[name]["metadata"]["generation"] += 1
                     self._touch(self.deployments[name])
+            case Record(name=name, annotations=annotations):
+                held = self.records[name]["metadata"].setdefault("annotations", {})
+                held |= annotations
+                self.records[name]["metadata"]["annotations"] = {k: v for k, v in held.items() if v is not None}
+                self._touch(self.records[name])
+            case Delete(kind="ControllerRevision", name=name):
+                del self.records[name]
+            case Delete(kind="Service"):
+                self.candidate = None
             case Delete(name=name):
                 gone = self.deployments.pop(name)
                 assert gone["spec"]["replicas"] == 0, f"{name} was deleted while it was to run"
@@ -172,7 +201,10 @@ class World:
         name, kind = manifest["metadata"]["name"], manifest["kind"]
         if self.resource.deleting:
             raise AssertionError(f"{kind} {name} was made while the service is being deleted")
-        known = {"Deployment": self.deployments.get(name), "Service": self.service}.get(kind, self.claim)
+        service = self.candidate if name == names.candidate_name(builders.KEY.name) else self.service
+        record = self.records.get(name)
+        found = {"Deployment": self.deployments.get(name), "Service": service, "ControllerRevision": record}
+        known = found.get(kind, self.claim)
         self.serial += 1
         generation = (known["metadata"]["generation"] if known is not None else 0) + 1
         manifest["metadata"] |= {"uid": known["metadata"]["uid"] if known else f"uid-{self.serial}"}
@@ -183,6 +215,10 @@ class World:
         if kind == "Deployment":
             manifest["status"] = (known or {}).get("status", {})
             self.deployments[name] = manifest
+        elif kind == "ControllerRevision":
+            self.records[name] = manifest
+        elif kind == "Service" and name == names.candidate_name(builders.KEY.name):
+            self.candidate = manifest
         elif kind == "Service":
             self.service = manifest
         else:

@@ -1,0 +1,196 @@
+"""The Jobs of a rollout: the preflight before anything is touched, and the judge of a candidate that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sm70_operator.api import names
+from sm70_operator.api.qualification import Evidence
+from sm70_operator.observe.facts import PodFacts
+from sm70_operator.observe.proof import JobFacts
+from sm70_operator.observe.snapshot import EngineAnswer, Snapshot
+from sm70_operator.plan.evidence import EvidenceView, Standing, Wanted, judge_evidence, wanted_identity
+from sm70_operator.plan.fleet import Fleet, owner_of
+from sm70_operator.plan.intent import Target
+from sm70_operator.plan.plan import Action, Apply, Conclude, Delete
+from sm70_operator.plan.rollout import Check, CheckState, Decision
+from sm70_operator.plan.trial import HOPELESS_SECONDS, PULL_PROBLEMS
+from sm70_operator.render.preflight_job import ClaimFacts, preflight_look, render_preflight_job
+from sm70_operator.render.qualification_job import (
+    JudgeRun,
+    read_verdict,
+    render_qualification,
+    render_qualification_job,
+)
+from sm70_operator.settings import Settings
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import printable
+from sm70_profiles.termination import FindingSeverity, Termination, TerminationKind, parse_termination
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is known of the target before and after it starts."""
+
+    evidence: EvidenceView
+    wanted: Wanted | None
+    preflight: Check
+
+
+def judgement_of(
+    snapshot: Snapshot, target: Target, fleet: Fleet, base: str | None, settings: Settings, now: datetime
+) -> Judgement:
+    """Evidence for the target's key, as far as it is known, and the outcome of its preflight."""
+    image_id, device = "", None
+    for pod in fleet[target.name].live:
+        report = snapshot.answers.get(pod.uid, EngineAnswer()).report
+        if report is not None and pod.container is not None:
+            image_id, device = pod.container.image_id, report.device
+            break
+    wanted = wanted_identity(target.revision, target.resolution, image_id, device)
+    evidence = judge_evidence(snapshot.evidence, wanted, target.spec.qualification)
+    return Judgement(evidence, wanted, _preflight(snapshot, target, fleet, base, settings, now))
+
+
+def jobs(
+    snapshot: Snapshot,
+    target: Target,
+    fleet: Fleet,
+    decision: Decision,
+    judgement: Judgement,
+    settings: Settings,
+    now: datetime,
+) -> Iterator[Action]:
+    """Jobs that are to run, verdicts of those that ended, and ended preflights that must not speak for another try."""
+    owner = owner_of(snapshot)
+    if decision.check and judgement.preflight.state is CheckState.MISSING:
+        base = decision.traffic
+        look = preflight_look(target.revision, _claims(snapshot), _node(fleet, base))
+        manifest = render_preflight_job(owner, target.name, target.revision, look.node)
+        yield Apply(manifest, f"Revision {target.name} is checked before anything is stopped for it.", known=False)
+    yield from _verdicts(snapshot, now)
+    if decision.judge:
+        yield from _judge(snapshot, target, judgement, settings)
+    for job in _own_jobs(snapshot, names.PREFLIGHT_COMPONENT):
+        rejected = fleet[job.revision].rejection is not None
+        if job.ended and rejected and not job.object.deleting:
+            found = job.object
+            yield Delete(found.name, found.uid, found.version, "Another try is checked anew.", "Job")
+
+
+def _own_jobs(snapshot: Snapshot, component: str) -> list[JobFacts]:
+    uid = snapshot.resource.uid
+    return [job for job in snapshot.jobs if job.component == component and job.object.owner == uid]
+
+
+def _pods(snapshot: Snapshot, job: JobFacts) -> list[PodFacts]:
+    found = [pod for pod in snapshot.job_pods if pod.name.startswith(f"{job.object.name}-")]
+    return sorted(found, key=lambda pod: (pod.created, pod.name))
+
+
+def _messages(snapshot: Snapshot, job: JobFacts) -> list[str]:
+    """Last words of the Job's pods, the newest last."""
+    ends = [pod.container.exit for pod in _pods(snapshot, job) if pod.container is not None]
+    return [end.message for end in ends if end is not None]
+
+
+def _preflight(
+    snapshot: Snapshot, target: Target, fleet: Fleet, base: str | None, settings: Settings, now: datetime
+) -> Check:
+    if not settings.preflight:
+        return Check(because="Preflights are switched off.")
+    record = fleet[target.name].record
+    if record is not None and record.good_since is not None:
+        return Check(because="It has served before.")
+    look = preflight_look(target.revision, _claims(snapshot), _node(fleet, base))
+    if look.skip:
+        return Check(because=f"The preflight is left out. {look.skip}")
+    job = next((one for one in _own_jobs(snapshot, names.PREFLIGHT_COMPONENT) if one.revision == target.name), None)
+    if job is None or job.object.deleting:
+        return Check(CheckState.MISSING)
+    words = next((word for text in reversed(_messages(snapshot, job)) if (word := _words(text)) is not None), None)
+    if words is not None and words.reason is TerminationReason.PASSED:
+        return Check(because="The preflight found nothing that would keep it from starting.")
+    if words is not None:
+        return Check(CheckState.FAILED, _told(words))
+    if job.ended:
+        why = printable(job.message, 500) or "it left no report"
+        return Check(CheckState.FAILED, f"The preflight `{job.object.name}` ended without a result: {why}")
+    stuck = _stuck(snapshot, job, now)
+    return Check(CheckState.FAILED, stuck) if stuck else Check(CheckState.RUNNING, f"`{job.object.name}` runs.")
+
+
+def _words(text: str) -> Termination | None:
+    words = parse_termination(text)
+    return words if words is not None and words.kind is TerminationKind.PREFLIGHT else None
+
+
+def _told(words: Termination) -> str:
+    errors = [one for one in words.findings if one.severity is FindingSeverity.ERROR]
+    if not errors:
+        return printable(f"{words.message} {words.remedy}".strip(), 1000)
+    parts = [f"{one.reason}: {one.message} {one.remedy}".strip() for one in errors[:5]]
+    return printable(" ".join(parts), 1000)
+
+
+def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:
+    """An image that cannot be pulled never ends a Job by itself."""
+    for pod in _pods(snapshot, job):
+        box = pod.container
+        old = now - pod.created >= timedelta(seconds=HOPELESS_SECONDS)
+        if box is not None and box.waiting_reason in PULL_PROBLEMS and old:
+            return f"Node `{pod.node}` cannot pull the image: {box.waiting_message or box.waiting_reason}"
+    return ""
+
+
+def _verdicts(snapshot: Snapshot, now: datetime) -> Iterator[Action]:
+    """Runs of this service that ended get their verdict, whoever is under judgement by now."""
+    ended = {job.object.name: job for job in _own_jobs(snapshot, names.QUALIFICATION_COMPONENT) if job.ended}
+    for run in snapshot.evidence:
+        job = ended.get(run.name)
+        if run.owner != snapshot.resource.uid or run.finished or run.deleting or job is None:
+            continue
+        status = read_verdict(_messages(snapshot, job), run.spec.suite, job.message if job.failed else "", now)
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        yield Conclude(run.name, run.uid, body, f"Run {run.name} ended: {status.verdict}.")
+
+
+def _judge(snapshot: Snapshot, target: Target, judgement: Judgement, settings: Settings) -> Iterator[Action]:
+    key = None if judgement.wanted is None else judgement.wanted.complete()
+    if key is None or not settings.judge_image:
+        return
+    view, policy, owner = judgement.evidence, target.spec.qualification, owner_of(snapshot)
+    running: Evidence | None = view.evidence if view.standing is Standing.RUNNING else None
+    if running is not None and running.owner != snapshot.resource.uid:
+        return  # another service judges the same; its verdict is ours too
+    run = JudgeRun(
+        revision=target.name,
+        key=key,
+        suite=policy.suite,
+        attempt=view.next_attempt if running is None else running.spec.attempt,
+        image=settings.judge_image,
+        served_name=target.revision.request.served_name,
+        api_key=target.revision.api_key,
+        image_pull_secrets=target.revision.image_pull_secrets,
+        timeout_seconds=policy.timeout_seconds,
+    )
+    because = f"Revision {target.name} is judged by suite `{policy.suite}`, run {run.attempt}."
+    if running is None:
+        yield Apply(render_qualification(owner, run), because, known=False)
+    if run.name(owner.name) not in {job.object.name for job in snapshot.jobs}:
+        yield Apply(render_qualification_job(owner, run), because, known=False)
+
+
+def _node(fleet: Fleet, base: str | None) -> str:
+    return next((pod.node for pod in fleet[base].live if pod.node), "") if base is not None else ""
+
+
+def _claims(snapshot: Snapshot) -> dict[str, ClaimFacts]:
+    found = snapshot.claim
+    if found is None:
+        return {}
+    modes = tuple((found.manifest.get("spec") or {}).get("accessModes") or ())
+    bound = (found.manifest.get("status") or {}).get("phase") == "Bound"
+    return {found.name: ClaimFacts(modes, bound)}
