@@ -127,6 +127,22 @@ def judge_preflight(pods: Sequence[PodFacts]) -> PreflightResult | None:
     return None
 
 
+def preflight_obstacle(pods: Sequence[PodFacts], words: Mapping[str, NodeWords]) -> str:
+    """Why a preflight's pod can never start beside the server that serves; empty if nothing speaks against it.
+
+    Modes of a user's claims are not watched, so a volume that cannot be mounted twice shows when it is tried.
+    """
+    for pod in pods:
+        if not pod.scheduled and "ReadWriteOncePod" in pod.scheduling_message:
+            return "A claim of the checkpoints is ReadWriteOncePod: it cannot be mounted beside the server that has it."
+        if not pod.scheduled and (problem := missing_volume(pod)) is not None and "not bound" in problem:
+            return "A claim of the checkpoints is not bound yet: the server's own pod has to be the first to mount it."
+        told = words.get(pod.uid)
+        if told is not None and "Multi-Attach" in told.message:
+            return "A volume of the checkpoints is attached to another node and cannot be attached twice."
+    return ""
+
+
 def _refused_by(words: Termination) -> PreflightResult:
     kind, reason = condition_of(words.reason)
     errors = [one for one in words.findings if one.severity is FindingSeverity.ERROR]
@@ -162,12 +178,27 @@ def _gpus(pod: PodFacts, views: Views) -> Finding:
         return explain_waiting(pod, views.gpus, views.nodes, views.holders)
     if views.gpus is not None and views.gpus.count == 0:
         return Finding.true(Reason.NOT_REQUIRED, "No GPU is asked for.")
+    if (held := _memory_held(pod)) is not None:
+        return held
     device = views.devices.get(pod.uid)
     if device is not None and views.gpus is not None:
         problem = device_problem(device, views.gpus, views.hardware)
         if problem is not None:
             return _false(problem[0], f"The server in `{pod.name}` on node `{pod.node}` reports {problem[1]}")
-    return Finding.true(Reason.ALLOCATED, "Every replica holds its GPUs.")
+    also = f" {views.conflict}" if views.conflict else ""
+    return Finding.true(Reason.ALLOCATED, f"Every replica holds its GPUs.{also}")
+
+
+def _memory_held(pod: PodFacts) -> Finding | None:
+    """The first ends for a GPU's memory: a driver gives it back some time after the earlier server's pod is gone."""
+    container = pod.container
+    if container is None or container.started or container.restarts >= CRASHES_BEFORE_BLAME:
+        return None
+    last = _last_words(container)
+    if last is None or last.reason is not TerminationReason.GPU_OUT_OF_MEMORY:
+        return None
+    found = f"The server in `{pod.name}` on node `{pod.node}` did not find its GPUs' memory free, and tries again"
+    return _false(Reason.MEMORY_NOT_RELEASED, found)
 
 
 def _model(pod: PodFacts, views: Views) -> Finding:

@@ -10,8 +10,9 @@ import pytest
 from sm70_operator.api import names
 from sm70_operator.api.conditions import MEANINGS, ConditionStatus, ConditionType, Finding, Reason
 from sm70_operator.observe.facts import PodFacts, parse_pod
+from sm70_operator.observe.snapshot import NodeWords
 from sm70_operator.plan.devices import device_problem, pinning_conflicts
-from sm70_operator.plan.explain import Views, condition_of, judge_preflight, judge_startup
+from sm70_operator.plan.explain import Views, condition_of, judge_preflight, judge_startup, preflight_obstacle
 from sm70_profiles.facts import Interconnect
 from sm70_profiles.profile import Hardware
 from sm70_profiles.reasons import TerminationReason
@@ -210,7 +211,35 @@ def test_a_preflight_without_last_words_says_nothing() -> None:
     assert judge_preflight([parse_pod(placed(REVISION, ended(137, "Error", "boom")))]) is None
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "node", "words"),
+    [
+        ("node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode", "", "beside"),
+        ("pod has unbound immediate PersistentVolumeClaims", "", "first to mount"),
+        ("", "Multi-Attach error for volume x: already used by pod(s) y", "attached"),
+        ("0/3 nodes are available: 3 Insufficient cpu.", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_preflight_that_can_never_start_is_left_out(scheduler: str, node: str, words: str) -> None:
+    condition = {"type": "PodScheduled", "status": "False" if scheduler else "True", "message": scheduler}
+    one = parse_pod(pod(REVISION, conditions=[condition]))
+    told_by_node = {"uid-pod-1": NodeWords("FailedAttachVolume", node)} if node else {}
+    found = preflight_obstacle([one], told_by_node)
+    assert words in found
+    assert bool(found) == bool(words)
+
+
 # ------------------------------------------------------------------------------------------------------------ GPUs
+
+
+def test_memory_that_is_not_given_back_yet_is_told_before_it_is_blamed() -> None:
+    first = ended(message=words(TerminationReason.GPU_OUT_OF_MEMORY)) | {"restartCount": 1}
+    found = told(placed(REVISION, first))[GPUS]
+    assert (found.status, found.reason) == (ConditionStatus.FALSE, Reason.MEMORY_NOT_RELEASED)
+    again = told(placed(REVISION, ended(message=words(TerminationReason.GPU_OUT_OF_MEMORY))))
+    assert again[GPUS].reason is Reason.ALLOCATED
+    assert again[ENGINE].reason is Reason.GPU_OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
