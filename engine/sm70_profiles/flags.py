@@ -145,7 +145,7 @@ FLAGS = (
     Flag(
         "--mixed-prefill-step-latency-ms",
         "mixed_prefill_step_latency_milliseconds",
-        _value("--mixed-prefill-step-latency-ms"),
+        lambda bound: ("--mixed-prefill-step-latency-ms", str(bound)) if bound else (),
         neutral=0,
     ),
     Flag(

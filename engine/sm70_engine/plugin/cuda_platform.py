@@ -14,6 +14,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from sm70_engine.plugin.announce import announce
+from sm70_engine.plugin.pacing_option import add_option, choose_scheduler
 from sm70_engine.plugin.settings import read_settings
 
 logger = init_logger("vllm.sm70")
@@ -61,6 +62,11 @@ class Sm70Platform(CudaPlatform):  # type: ignore[misc]
         return IrOpPriorityConfig.with_default(["native"])
 
     @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        super().pre_register_and_update(parser)
+        add_option(parser)
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """vLLM calls it when the configuration is complete, before any worker starts."""
         settings = read_settings(os.environ)
@@ -68,6 +74,7 @@ class Sm70Platform(CudaPlatform):  # type: ignore[misc]
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "sm70_engine.plugin.cuda_worker.Sm70Worker"
         super().check_and_update_config(vllm_config)
+        choose_scheduler(vllm_config)
         compilation.custom_ops = ["none" if name == "all" else name for name in compilation.custom_ops]
         for name in FUSIONS:
             if getattr(compilation.pass_config, name, None):

@@ -9,6 +9,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from sm70_engine.plugin.announce import announce
+from sm70_engine.plugin.pacing_option import add_option, choose_scheduler
 from sm70_engine.plugin.settings import read_settings
 
 
@@ -18,12 +19,18 @@ class CpuReferencePlatform(CpuPlatform):  # type: ignore[misc]
     sm70_platform = True
 
     @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        super().pre_register_and_update(parser)
+        add_option(parser)
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """vLLM calls it when the configuration is complete, before any worker starts."""
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "sm70_engine.plugin.worker.CpuReferenceWorker"
         super().check_and_update_config(vllm_config)
+        choose_scheduler(vllm_config)
         if vllm_config.shutdown_timeout == 0:
             vllm_config.shutdown_timeout = read_settings(os.environ).shutdown_seconds
         if vllm_config.model_config is not None:

@@ -260,11 +260,6 @@ BAD: dict[str, tuple[RefusalCode, dict[str, Any], set[str]]] = {
         {"vision": {"enabled": True, "minPixels": 9, "maxPixels": 4}},
         {"vision"},
     ),
-    "a pace that the engine lacks": (
-        RefusalCode.FLAG_UNSUPPORTED,
-        {"mixedPrefillStepLatencyMilliseconds": 250},
-        {"mixedPrefillStepLatencyMilliseconds"},
-    ),
     "layers that crash the compiler": (
         RefusalCode.ACTIVATION_LAYERS,
         {"singleGpu": {"int8Activations": True, "int8Layers": ["mlp", "linear_attn"]}},
@@ -288,7 +283,6 @@ READ_BY_OTHERS = {
         RefusalCode.KERNEL_SETUP,
     }
     | {RefusalCode.POOL_TOO_SMALL, RefusalCode.FLAG_UNSUPPORTED, RefusalCode.KV_BACKEND, RefusalCode.KERNEL_OVERRIDDEN},
-    "mixedPrefillStepLatencyMilliseconds": {RefusalCode.FLAG_UNSUPPORTED},
     "singleGpu": {code for code in RefusalCode if code.startswith("Kernel")}
     | {RefusalCode.FLAG_UNSUPPORTED, RefusalCode.ACTIVATION_LAYERS, RefusalCode.POOL_TOO_SMALL, RefusalCode.KV_BACKEND},
 }

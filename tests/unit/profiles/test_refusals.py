@@ -38,7 +38,7 @@ CASES: list[tuple[RefusalCode, str, dict[str, Any], dict[str, Any]]] = [
     (RefusalCode.OWNED_FLAG, TINY, {}, {"extra_args": ["--compilation-config.mode", "3"]}),
     (RefusalCode.OWNED_FLAG, TINY, {}, {"extra_args": ["--api-key", "x"]}),
     (RefusalCode.FLAG_UNKNOWN, TINY, {}, {"extra_args": ["--kv-cache-dt", "fp8"]}),
-    (RefusalCode.FLAG_UNSUPPORTED, RELEASE, {"mixedPrefillStepLatencyMilliseconds": 250}, {}),
+    (RefusalCode.FLAG_UNSUPPORTED, "rtx3090_fast_mtp", {"mixedPrefillStepLatencyMilliseconds": 250}, {}),
     (RefusalCode.FLAG_UNSUPPORTED, RELEASE, {"kvCacheDtype": "kvarn_k4v2_g128"}, {}),
     (RefusalCode.GPU_COUNT, RELEASE, {}, {"gpus": {"count": 2}}),
     (RefusalCode.GPU_ARCHITECTURE, RELEASE, {}, {"facts": gpu(compute_capability="8.6")}),
