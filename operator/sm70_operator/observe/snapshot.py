@@ -120,6 +120,8 @@ class Snapshot:
     """The operator may not see nodes at all."""
     holders: tuple[PodFacts, ...] = ()
     """Pods of all services that hold GPUs."""
+    pinned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The GPUs that services pin, by `namespace/name`; empty where this service pins none."""
     answers: Mapping[str, EngineAnswer] = field(default_factory=dict)
     """By pod uid."""
     node_words: Mapping[str, NodeWords] = field(default_factory=dict)

@@ -94,7 +94,23 @@ class Store:
     def gpu_holders(self) -> tuple[PodFacts, ...]:
         """Pods of all services that have a node and GPUs."""
         every = (pod for key in self.pods for pod in self.pods[key])
-        return tuple(pod for pod in every if pod.node and pod.gpus)
+        return tuple(pod for pod in every if pod.node and (pod.gpus or pod.claims))
+
+    def pinned(self) -> dict[str, tuple[str, ...]]:
+        """The uuids of every service that pins GPUs and wants a pod, by `namespace/name`."""
+        found = {}
+        for key in self.resources:
+            resource = self.resource(key)
+            if resource is not None and not resource.deleting and resource.spec.get("replicas") != 0:
+                uuids = pinned_uuids(resource)
+                found.update({str(key): uuids} if uuids else {})
+        return found
+
+
+def pinned_uuids(resource: Resource) -> tuple[str, ...]:
+    """The uuids that a spec names; the spec is not interpreted yet."""
+    uuids = (resource.spec.get("gpus") or {}).get("uuids")
+    return tuple(one for one in uuids if isinstance(one, str)) if isinstance(uuids, list) else ()
 
 
 def _name(pod: PodFacts) -> str:

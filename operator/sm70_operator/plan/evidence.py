@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sm70_operator.api.conditions import Finding, Reason, with_remedy
@@ -127,13 +127,20 @@ def wanted_identity(
         model=checkpoint_identity(revision.model),
         draft=None if draft is None else checkpoint_identity(draft, draft.sha256),
         profile_hash=resolution.profile_hash,
-        resolution_hash=resolution.hash,
+        resolution_hash=_work(revision, resolution),
         tensor_parallel_size=settings.tensor_parallel_size or 1,
         pipeline_parallel_size=settings.pipeline_parallel_size or 1,
         image_digest=image_identity(revision.image, image_id),
         gpu_product=None if place is None else place.gpu_product,
         driver_branch=None if place is None else place.driver_branch,
     )
+
+
+def _work(revision: Revision, resolution: Resolution) -> str:
+    """How the server computes. A user's own variables reach the engine beside the resolved ones, so they count too."""
+    if not revision.user_env:
+        return resolution.hash
+    return digest({"resolution": resolution.hash, "env": revision.user_env})
 
 
 class Standing(StrEnum):
@@ -161,12 +168,20 @@ class EvidenceView:
     next_attempt: int = 1
     last: Verdict | None = None
     """The verdict of the newest finished run against the key."""
+    certain: bool = False
+    """The whole key is known: image digest, product and driver of what really runs."""
 
     def admits(self, policy: Qualification) -> bool:
-        """The revision may have the public traffic, as far as evidence is concerned."""
+        """The revision may have the public traffic, as far as evidence is concerned.
+
+        What is proven for a part of the key is good enough to begin a rollout with, and no proof for what then runs.
+        """
+        if self.standing is Standing.NOT_REQUIRED:
+            return True
         if self.standing is Standing.UNDECIDED:
-            return policy.on_inconclusive is OnInconclusive.PROMOTE and self.last is Verdict.INCONCLUSIVE
-        return self.standing in (Standing.PROVEN, Standing.NOT_REQUIRED)
+            promotes = policy.on_inconclusive is OnInconclusive.PROMOTE and self.last is Verdict.INCONCLUSIVE
+            return self.certain and promotes
+        return self.certain and self.standing is Standing.PROVEN
 
 
 def judge_evidence(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualification | None) -> EvidenceView:
@@ -175,6 +190,11 @@ def judge_evidence(found: Sequence[Evidence], wanted: Wanted | None, policy: Qua
     Any run that passed proves the key, whichever service it was made for; a run that failed decides too, because the
     same key is not tried again while its evidence exists. `wanted` None: nothing is known of the revision.
     """
+    view = _judged(found, wanted, policy)
+    return replace(view, certain=wanted is not None and wanted.complete() is not None)
+
+
+def _judged(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualification | None) -> EvidenceView:
     if policy is None or policy.when is QualificationTime.NEVER:
         text = "No qualification is demanded."
         return EvidenceView(Standing.NOT_REQUIRED, Finding.unknown(Reason.NOT_REQUIRED, text))

@@ -12,6 +12,7 @@ from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.proof import JobFacts
 from sm70_operator.observe.snapshot import EngineAnswer, Snapshot
 from sm70_operator.plan.evidence import EvidenceView, Standing, Wanted, judge_evidence, wanted_identity
+from sm70_operator.plan.explain import judge_preflight, preflight_obstacle
 from sm70_operator.plan.fleet import Fleet, owner_of
 from sm70_operator.plan.intent import Target
 from sm70_operator.plan.plan import Action, Apply, Conclude, Delete
@@ -25,9 +26,7 @@ from sm70_operator.render.qualification_job import (
     render_qualification_job,
 )
 from sm70_operator.settings import Settings
-from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.report import printable
-from sm70_profiles.termination import FindingSeverity, Termination, TerminationKind, parse_termination
 
 
 @dataclass(frozen=True)
@@ -110,29 +109,20 @@ def _preflight(
     job = next((one for one in _own_jobs(snapshot, names.PREFLIGHT_COMPONENT) if one.revision == target.name), None)
     if job is None or job.object.deleting:
         return Check(CheckState.MISSING)
-    words = next((word for text in reversed(_messages(snapshot, job)) if (word := _words(text)) is not None), None)
-    if words is not None and words.reason is TerminationReason.PASSED:
-        return Check(because="The preflight found nothing that would keep it from starting.")
-    if words is not None:
-        return Check(CheckState.FAILED, _told(words))
-    if job.ended:
+    pods = _pods(snapshot, job)
+    if not job.ended:
+        if obstacle := preflight_obstacle(pods, snapshot.node_words):
+            return Check(because=f"The preflight is left out. {obstacle}")
+        stuck = _stuck(snapshot, job, now)
+        return Check(CheckState.FAILED, stuck) if stuck else Check(CheckState.RUNNING, f"`{job.object.name}` runs.")
+    result = judge_preflight(pods)
+    if result is None:
         why = printable(job.message, 500) or "it left no report"
         return Check(CheckState.FAILED, f"The preflight `{job.object.name}` ended without a result: {why}")
-    stuck = _stuck(snapshot, job, now)
-    return Check(CheckState.FAILED, stuck) if stuck else Check(CheckState.RUNNING, f"`{job.object.name}` runs.")
-
-
-def _words(text: str) -> Termination | None:
-    words = parse_termination(text)
-    return words if words is not None and words.kind is TerminationKind.PREFLIGHT else None
-
-
-def _told(words: Termination) -> str:
-    errors = [one for one in words.findings if one.severity is FindingSeverity.ERROR]
-    if not errors:
-        return printable(f"{words.message} {words.remedy}".strip(), 1000)
-    parts = [f"{one.reason}: {one.message} {one.remedy}".strip() for one in errors[:5]]
-    return printable(" ".join(parts), 1000)
+    if result.finding is not None:
+        return Check(CheckState.FAILED, printable(f"{result.finding.reason}: {result.finding.message}", 1000))
+    warnings = f" It warns: {printable(' '.join(result.warnings), 500)}" if result.warnings else ""
+    return Check(because=f"The preflight found nothing that would keep it from starting.{warnings}")
 
 
 def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:

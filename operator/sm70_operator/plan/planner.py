@@ -10,6 +10,7 @@ from sm70_operator.api.conditions import Finding
 from sm70_operator.api.types import RolloutStrategy, Spec, Startup, Status
 from sm70_operator.observe.facts import PodFacts, parse_time
 from sm70_operator.observe.snapshot import Snapshot
+from sm70_operator.plan.devices import pinning_conflicts
 from sm70_operator.plan.evidence import EvidenceView, Standing
 from sm70_operator.plan.explain import Views, judge_startup
 from sm70_operator.plan.fleet import Fleet, base_of, fallback_of, fleet_of, owner_of
@@ -135,6 +136,9 @@ def _look(snapshot: Snapshot, fleet: Fleet, intent: Target | Rejected, name: str
         holders=snapshot.holders,
         words=snapshot.node_words,
         pods_refused=_pods_refused(fleet, name),
+        hardware=subject.hardware,
+        devices={uid: answer.report.device for uid, answer in snapshot.answers.items() if answer.report is not None},
+        conflict=pinning_conflicts(snapshot.pinned).get(str(snapshot.resource.key), ""),
     )
     findings = judge_startup(pods, views) | judge_reports(pods, snapshot.answers, subject.expectation, replicas)
     return Revised(subject, pods, findings)

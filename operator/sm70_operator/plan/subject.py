@@ -19,6 +19,7 @@ from sm70_operator.plan.intent import Rejected, Target
 from sm70_operator.render.deployment import render_deployment
 from sm70_operator.render.objects import Manifest
 from sm70_operator.render.revision import Revision
+from sm70_profiles.profile import Hardware
 from sm70_profiles.report import printable
 from sm70_profiles.resolver import Resolution, ServeRequest, resolve
 from sm70_profiles.spec import Acceleration
@@ -35,6 +36,8 @@ class Subject:
     variables: tuple[str, ...]
     acceleration: Acceleration
     resolution: Resolution | None
+    hardware: Hardware | None = None
+    """What the profile demands of the GPUs."""
 
     @property
     def expectation(self) -> Expectation:
@@ -83,6 +86,7 @@ def _of_document(snapshot: Snapshot, name: str, document: Revision, resolution: 
         variables=tuple(_environment(manifest)),
         acceleration=document.request.acceleration,
         resolution=resolution,
+        hardware=document.request.profile.hardware,
     )
 
 
@@ -98,6 +102,7 @@ def _of_deployment(deployment: ObjectFacts, name: str) -> Subject:
         variables=tuple(environment),
         acceleration=Acceleration() if request is None else request.acceleration,
         resolution=None if request is None else resolve(request),
+        hardware=None if request is None else request.profile.hardware,
     )
 
 

@@ -15,7 +15,7 @@ from sm70_operator.act.status_writer import StatusWriter
 from sm70_operator.api.pod import KeyReference
 from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.snapshot import Key, NodeWords, ProfileDocument, Resource, Snapshot
-from sm70_operator.observe.store import Store
+from sm70_operator.observe.store import Store, pinned_uuids
 from sm70_operator.plan.plan import Plan
 from sm70_operator.plan.planner import plan
 from sm70_operator.runtime.metrics import Metrics
@@ -150,6 +150,8 @@ class Reconciler:
             profile=await self._profile(resource),
             nodes=store.all_nodes() if waiting else None,
             holders=store.gpu_holders() if waiting else (),
+            # All services are gone through, for the few that pin GPUs.
+            pinned=store.pinned() if pinned_uuids(resource) else {},
             answers=self._poller.answers(key),
             node_words=await self._node_words(pods),
         )
