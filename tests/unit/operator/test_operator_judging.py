@@ -61,7 +61,7 @@ def applied(found: Plan, kind: str) -> Manifest | None:
 
 def _is_ours(manifest: Manifest) -> bool:
     """A public Service and a candidate Service are of one kind."""
-    return manifest["kind"] != "Service" or manifest["metadata"]["name"] == KEY.name
+    return manifest["kind"] != "Service" or bool(manifest["metadata"]["name"] == KEY.name)
 
 
 def promoted(found: Plan) -> bool:
