@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sm70_engine.acceleration import capabilities as process
 from sm70_engine.acceleration.capabilities import capabilities, provide
-from sm70_engine.acceleration.device import cpu_device
+from sm70_engine.acceleration.device import cpu_device, gpu_facts, nvml_facts
 from sm70_engine.acceleration.report import (
     blocking_path,
     build_report,
@@ -25,6 +25,7 @@ from sm70_engine.acceleration.series import ReportCollector
 from sm70_engine.plugin.effective import effective_settings
 from sm70_engine.session import Session, SessionError, SessionFolder, current_session
 from sm70_profiles.catalog import load_profile
+from sm70_profiles.facts import Interconnect
 from sm70_profiles.report import AccelerationReport, PathReport, PathState, RouteCount, UuidSource, parse_report
 from sm70_profiles.resolver import Facts, ServeRequest, resolve
 from sm70_profiles.routes import ROUTES, Stage
@@ -222,3 +223,76 @@ def test_a_session_is_read_back_and_announced_once(tmp_path: Path, monkeypatch: 
     with pytest.raises(SessionError, match="not started"):
         current_session()
     assert os.environ.get("SM70_SESSION") is None
+
+
+class Nvml:
+    """An NVML with four V100 of which one pair has no NVLink."""
+
+    NVMLError = RuntimeError
+    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+    apart: tuple[int, int] | None = None
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetCudaComputeCapability(self, _: int) -> tuple[int, int]:  # noqa: N802
+        return 7, 0
+
+    def nvmlDeviceGetName(self, _: int) -> bytes:  # noqa: N802
+        return b"Tesla V100-SXM2-16GB"
+
+    def nvmlDeviceGetMemoryInfo(self, _: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=16384 << 20)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.159.04"
+
+    def nvmlDeviceGetUUID(self, index: int) -> str:  # noqa: N802
+        return f"GPU-0000000{index}-2222"
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, _: int) -> int:  # noqa: N802
+        return 1 if (one, other) == self.apart else 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        ("GPU-00000003", [3]),
+        ("1,nonsense,2", [1]),
+        ("", []),
+    ],
+)
+def test_the_gpus_are_those_that_cuda_would_see(visible: str | None, uuids: list[int]) -> None:
+    device = nvml_facts(Nvml(), visible)
+    if not uuids:
+        assert device is None
+        return
+    assert device is not None
+    assert device.uuids == tuple(f"GPU-0000000{index}-2222" for index in uuids)
+    assert (device.count, device.uuid_source) == (len(uuids), UuidSource.NVML)
+
+
+def test_the_rules_judge_the_gpus_that_are_there() -> None:
+    nvml = Nvml()
+    device = nvml_facts(nvml, None)
+    assert device is not None
+    gpu = gpu_facts(device, pretend=False)
+    assert gpu is not None
+    assert (gpu.product, gpu.memory_mib, gpu.compute_capability) == ("Tesla-V100-SXM2-16GB", 16384, "7.0")
+    assert gpu.interconnect is Interconnect.NVLINK_MESH
+    nvml.apart = (1, 3)
+    device = nvml_facts(nvml, None)
+    assert device is not None
+    apart = gpu_facts(device, pretend=False)
+    assert apart is not None
+    assert apart.interconnect is Interconnect.ANY
+    other = device.model_copy(update={"compute_capability": "9.0"})
+    judged = gpu_facts(other, pretend=True)
+    assert judged is not None
+    assert judged.compute_capability is None
+    assert gpu_facts(cpu_device({}), pretend=False) is None
