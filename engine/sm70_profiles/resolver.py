@@ -128,7 +128,7 @@ class ResolvedGpus(Document):
 
     count: int
     products: tuple[str, ...]
-    min_memory: str | None
+    min_memory: str | None = None
     interconnect: Interconnect
     resource_name: str
 

@@ -49,7 +49,13 @@ class Process:
             api, settings.lease_namespace or own_namespace(), settings.lease_name, identity, settings.lease_seconds
         )
         self.engines = EngineClient(settings.poll_timeout_seconds)
-        self.poller = Poller(self.engines, self.queue.add, settings.poll_seconds, settings.report_grace_seconds)
+        self.poller = Poller(
+            self.engines,
+            self.queue.add,
+            settings.poll_seconds,
+            settings.report_grace_seconds,
+            settings.routes_seconds,
+        )
         self.watches = Watches(settings, self.queue.add)
         self.reconciler = Reconciler(
             api=api,

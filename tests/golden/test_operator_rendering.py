@@ -14,10 +14,13 @@ import pytest
 import yaml
 
 from sm70_operator.api import names
+from sm70_operator.api.hashing import revision_name
+from sm70_operator.observe.revisions import parse_revision
 from sm70_operator.observe.snapshot import Resource, Snapshot
 from sm70_operator.plan.intent import Target, read_intent
 from sm70_operator.render.cache import render_cache_claim
 from sm70_operator.render.deployment import render_deployment
+from sm70_operator.render.history import render_controller_revision
 from sm70_operator.render.objects import Manifest
 from sm70_operator.render.service import render_service
 from unit.operator.builders import KEY, OWNER, SETTINGS, UID
@@ -55,6 +58,20 @@ def test_rendering(case: str) -> None:
     if os.environ.get("SM70_UPDATE_GOLDEN"):
         golden.write_text(found)
     assert found == golden.read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stored_revision_is_read_back_as_it_was(case: str) -> None:
+    """Pods are rendered from the ControllerRevision: what it loses, they lose."""
+    spec = yaml.safe_load((FOLDER / f"{case}.spec.yaml").read_text())
+    intent = read_intent(Snapshot(Resource(KEY, UID, 1, False, spec, {})), SETTINGS)
+    assert isinstance(intent, Target), intent
+    stored = render_controller_revision(OWNER, intent.name, intent.revision, 1, intent.source)
+    found = parse_revision(json.loads(json.dumps(stored)))
+    assert found.document is not None
+    again = render_deployment(OWNER, intent.name, found.document, 1)
+    assert again == render_deployment(OWNER, intent.name, intent.revision, 1)
+    assert revision_name(found.document) == intent.name
 
 
 def test_there_are_cases() -> None:

@@ -59,6 +59,8 @@ GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 
 CONTAINER = "engine"
 HTTP_PORT = 8000
+STATUS_PORT = 8001
+"""Where `sm70-serve` tells the phase of its start, while the server does not listen yet."""
 PORT_NAME = "http"
 MODEL_MOUNT = "/models/target"
 DRAFT_MOUNT = "/models/draft"
@@ -69,7 +71,9 @@ ENGINE_IMAGE_VARIABLE = "SM70_ENGINE_IMAGE"
 API_KEY_VARIABLE = "VLLM_API_KEY"
 CACHE_HOME_VARIABLE = "XDG_CACHE_HOME"
 HOME_VARIABLE = "HOME"
+STATUS_PORT_VARIABLE = "SM70_STATUS_PORT"
 OWN_VARIABLES = (
+    STATUS_PORT_VARIABLE,
     SERVE_REQUEST_VARIABLE,
     ENGINE_IMAGE_VARIABLE,
     API_KEY_VARIABLE,
@@ -79,6 +83,7 @@ OWN_VARIABLES = (
 
 REPORT_PATH = "/sm70/acceleration"
 READY_PATH = "/sm70/ready"
+STARTUP_PATH = "/sm70/startup"
 HEALTH_PATH = "/health"
 
 

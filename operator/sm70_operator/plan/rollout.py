@@ -37,6 +37,8 @@ from sm70_operator.plan.strategy import Choice
 from sm70_operator.plan.trial import Trial, TrialState
 from sm70_profiles.qualification import Verdict
 
+_NO_ROOM = frozenset({Reason.WAITING_FOR_GPU, Reason.UNSCHEDULABLE, Reason.GPU_CONFLICT})
+
 
 class Step(StrEnum):
     """Where a service stands."""
@@ -265,7 +267,7 @@ def _judge(question: Question, target: Target, base: str | None) -> Decision:
     rollout = question.announced if question.announced is not None and question.announced.revision == name else None
     here = Decision(run=run, traffic=base, step=Step.STARTING, candidate=name, rollout=rollout)
     fallback, trial = fallback_of(fleet, name), question.trial
-    if trial.state is TrialState.WAITING and beside and base is not None:
+    if trial.state is TrialState.WAITING and trial.reason in _NO_ROOM and beside and base is not None:
         return _no_room(question, target, here, base)
     if trial.state is TrialState.FAILED and fallback is not None:
         return _reject(question, target, here, trial.reason, trial.message)

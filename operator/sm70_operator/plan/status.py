@@ -143,7 +143,7 @@ def _routes(
     """The counters: at most once in `routes_seconds`, but at once for a new route or another revision."""
     window = merge_windows(world.pods, world.answers)
     last = _last_shutdown(world.all_pods, earlier.last_shutdown if earlier is not None else None)
-    if not items and last is None and window is None and not any(world.answers.get(pod.uid) for pod in world.pods):
+    if last is None and not reports_of(world.pods, world.answers):
         return None
     found = RoutesStatus(
         revision=world.subject or "", observed_time=now, window=window, last_shutdown=last, items=items

@@ -160,6 +160,7 @@ def _phase(pod: PodFacts, answer: EngineAnswer | None) -> StartupPhase:
     if any(step.running for step in pod.steps):
         return StartupPhase.DOWNLOADING
     if container is None or (not container.running and container.exit is None):
-        return StartupPhase.PULLING
+        fetches = any(step.running or step.exit is not None for step in pod.steps)
+        return StartupPhase.DOWNLOADING if fetches else StartupPhase.PULLING
     told = answer.phase if answer is not None else ""
     return StartupPhase(told) if told in _ORDER else StartupPhase.LOADING_WEIGHTS

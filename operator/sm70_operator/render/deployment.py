@@ -140,6 +140,7 @@ def _environment(revision: Revision) -> list[Manifest]:
         names.SERVE_REQUEST_VARIABLE: canonical_json(revision.request),
         names.ENGINE_IMAGE_VARIABLE: revision.image,
         names.CACHE_HOME_VARIABLE: names.CACHE_MOUNT,
+        names.STATUS_PORT_VARIABLE: str(names.STATUS_PORT),
         names.HOME_VARIABLE: "/tmp",  # noqa: S108  # the pod's own, an emptyDir
         **dict(sorted(revision.env.items())),
     }

@@ -1,22 +1,27 @@
-"""Reads a pod's acceleration report: bounded in time and size, no redirect, no proxy, no secret."""
+"""Reads a pod's acceleration report, or the phase of its start: bounded in time and size, no redirect, no proxy, no
+secret.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import httpx
+from pydantic import ValidationError
 
 from sm70_operator.api import names
 from sm70_operator.observe.snapshot import EngineAnswer
-from sm70_profiles.report import MAX_REPORT_BYTES, ReportError, parse_report, printable
+from sm70_profiles.report import MAX_REPORT_BYTES, ReportError, StartupReport, parse_report, printable
 
 
 class EngineClient:
-    """`timeout_seconds` is for a whole read. A port other than the product's is for tests."""
+    """`timeout_seconds` is for a whole read. Ports other than the product's are for tests."""
 
-    def __init__(self, timeout_seconds: float, port: int = names.HTTP_PORT) -> None:
+    def __init__(
+        self, timeout_seconds: float, port: int = names.HTTP_PORT, status_port: int = names.STATUS_PORT
+    ) -> None:
         self._timeout = timeout_seconds
-        self._port = port
+        self._port, self._status_port = port, status_port
         self._http = httpx.AsyncClient(timeout=timeout_seconds, trust_env=False, follow_redirects=False)
 
     async def close(self) -> None:
@@ -24,10 +29,9 @@ class EngineClient:
 
     async def read(self, address: str) -> EngineAnswer:
         """The report of the engine at this address, or in plain words why there is none. Never raises."""
-        host = f"[{address}]" if ":" in address else address
         try:
             async with asyncio.timeout(self._timeout):
-                data = await self._get(f"http://{host}:{self._port}{names.REPORT_PATH}")
+                data = await self._get(address, self._port, names.REPORT_PATH)
             return EngineAnswer(report=parse_report(data))
         except TimeoutError:
             return EngineAnswer(error=f"no answer within {self._timeout:g} s")
@@ -36,10 +40,21 @@ class EngineClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return EngineAnswer(error=type(error).__name__)
 
-    async def _get(self, url: str) -> bytes:
+    async def read_phase(self, address: str) -> EngineAnswer:
+        """The phase of a start; without one where the engine does not tell. Never raises."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                data = await self._get(address, self._status_port, names.STARTUP_PATH)
+            return EngineAnswer(phase=str(StartupReport.model_validate_json(data).phase))
+        except (TimeoutError, ValidationError, _UnusableError, httpx.HTTPError, httpx.InvalidURL) as error:
+            return EngineAnswer(error=type(error).__name__)
+
+    async def _get(self, address: str, port: int, path: str) -> bytes:
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{port}{path}"
         async with self._http.stream("GET", url, headers={"Accept": "application/json"}) as response:
             if response.status_code != 200:
-                raise _UnusableError(f"`GET {names.REPORT_PATH}` was answered with {response.status_code}")
+                raise _UnusableError(f"`GET {path}` was answered with {response.status_code}")
             data = b""
             async for chunk in response.aiter_bytes():
                 data += chunk

@@ -5,19 +5,66 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sm70_operator.observe.facts import PodFacts
-from sm70_operator.observe.snapshot import EngineAnswer, Key
+from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Key
 from sm70_operator.runtime.queue import WorkQueue
 from sm70_profiles.report import AccelerationReport
+
+STARTING_SECONDS = 5.0
+"""Between two questions for the phase of a start."""
 
 
 class Reader(Protocol):
     """Whoever can ask an engine."""
 
     async def read(self, address: str) -> EngineAnswer: ...
+
+    async def read_phase(self, address: str) -> EngineAnswer: ...
+
+
+@dataclass
+class _Counts:
+    """What one container's counters did, from one report to the next."""
+
+    window_seconds: float
+    at: float
+    dispatches: int
+    fallbacks: int
+    last: int
+    resets: int = 0
+    window: CountWindow | None = None
+
+    @classmethod
+    def begin(cls, report: AccelerationReport, now: float, window_seconds: float) -> _Counts:
+        dispatches, fallbacks = _sums(report)
+        return cls(window_seconds, now, dispatches, fallbacks, dispatches)
+
+    def note(self, report: AccelerationReport, now: float) -> CountWindow | None:
+        """The newest stretch with traffic, this report included. It stands while nothing more is dispatched."""
+        dispatches, fallbacks = _sums(report)
+        if dispatches < self.last:
+            self.resets += 1
+            self.at, self.dispatches, self.fallbacks, self.last = now, 0, 0, 0
+        if dispatches > self.last:
+            self.window = CountWindow(
+                seconds=round(now - self.at),
+                dispatches=dispatches - self.dispatches,
+                fallbacks=max(fallbacks - self.fallbacks, 0),
+                resets=self.resets,
+            )
+            if now - self.at >= self.window_seconds:
+                self.at, self.dispatches, self.fallbacks = now, dispatches, fallbacks
+        self.last = dispatches
+        return self.window
+
+
+def _sums(report: AccelerationReport) -> tuple[int, int]:
+    """All dispatches, and those of them on fallback routes."""
+    fallbacks = sum(row.dispatches for row in report.routes if row.fallback)
+    return sum(row.dispatches for row in report.routes), fallbacks
 
 
 @dataclass
@@ -27,7 +74,9 @@ class _Pod:
     key: Key
     address: str
     container: str
+    started: bool
     answer: EngineAnswer | None = None
+    counts: _Counts | None = None
     heard: float = 0.0
     """When the last report came, on the loop's clock."""
 
@@ -36,12 +85,18 @@ class Poller:
     """Runs as `workers` tasks; `changed` is called with the service whose pod has something new to say."""
 
     def __init__(
-        self, reader: Reader, changed: Callable[[Key], None], poll_seconds: float, grace_seconds: float
+        self,
+        reader: Reader,
+        changed: Callable[[Key], None],
+        poll_seconds: float,
+        grace_seconds: float,
+        window_seconds: float = 60.0,
     ) -> None:
         self._reader = reader
         self._changed = changed
         self._poll_seconds = poll_seconds
         self._grace_seconds = grace_seconds
+        self._window_seconds = window_seconds
         self._pods: dict[str, _Pod] = {}
         self._by_service: dict[Key, set[str]] = {}
         self._queue: WorkQueue[str] = WorkQueue()
@@ -49,24 +104,27 @@ class Poller:
         """Told after each poll whether a report came."""
 
     def follow(self, key: Key, pods: Iterable[PodFacts]) -> bool:
-        """From now on exactly these pods of the service are asked. True once each has been asked at least once."""
+        """From now on exactly these pods of the service are asked: those that serve for their report, those that start
+        for their phase. True once each that serves has been asked at least once.
+        """
         wanted = {
             pod.uid: pod
             for pod in pods
-            if pod.container is not None and pod.container.started and pod.ip and not pod.deleting
+            if pod.container is not None and pod.container.running and pod.ip and not pod.deleting
         }
         for uid in self._by_service.get(key, set()) - wanted.keys():
             self._drop(uid)
         for uid, pod in wanted.items():
             known = self._pods.get(uid)
             container = pod.container.id if pod.container is not None else ""
-            if known is None or (known.address, known.container) != (pod.ip, container):
-                self._pods[uid] = _Pod(key, pod.ip, container)
+            started = pod.container is not None and pod.container.started
+            if known is None or (known.address, known.container, known.started) != (pod.ip, container, started):
+                self._pods[uid] = _Pod(key, pod.ip, container, started)
                 self._queue.add(uid)
         self._by_service[key] = set(wanted)
         if not wanted:
             del self._by_service[key]
-        return all(self._pods[uid].answer is not None for uid in wanted)
+        return all(self._pods[uid].answer is not None for uid in wanted if self._pods[uid].started)
 
     def answers(self, key: Key) -> Mapping[str, EngineAnswer]:
         """What the service's pods said last, by pod uid."""
@@ -95,6 +153,9 @@ class Poller:
         pod = self._pods.get(uid)
         if pod is None:
             return
+        if not pod.started:
+            await self._ask_phase(uid, pod)
+            return
         found = await self._reader.read(pod.address)
         self.asked(found.report is not None)
         if self._pods.get(uid) is not pod:
@@ -102,12 +163,24 @@ class Poller:
         now = asyncio.get_running_loop().time()
         if found.report is not None:
             pod.heard = now
+            if pod.counts is None:
+                pod.counts = _Counts.begin(found.report, now, self._window_seconds)
+            found = replace(found, window=pod.counts.note(found.report, now))
         elif pod.answer is not None and pod.answer.report is not None and now - pod.heard < self._grace_seconds:
             found = pod.answer  # a busy engine may miss a poll or two
         before, pod.answer = pod.answer, found
         if before is None or _meaning(before) != _meaning(found):
             self._changed(pod.key)
         self._queue.add_after(uid, self._poll_seconds * random.uniform(0.9, 1.1))  # noqa: S311  # spreads polls
+
+    async def _ask_phase(self, uid: str, pod: _Pod) -> None:
+        found = await self._reader.read_phase(pod.address)
+        if self._pods.get(uid) is not pod:
+            return
+        before, pod.answer = pod.answer, found
+        if found.phase and (before is None or before.phase != found.phase):
+            self._changed(pod.key)
+        self._queue.add_after(uid, min(self._poll_seconds, STARTING_SECONDS) * random.uniform(0.9, 1.1))  # noqa: S311
 
 
 def _meaning(answer: EngineAnswer) -> tuple[AccelerationReport | None, str]:

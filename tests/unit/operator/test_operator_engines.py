@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from sm70_operator.observe.facts import PodFacts, parse_pod
-from sm70_operator.observe.snapshot import EngineAnswer, Key
+from sm70_operator.observe.facts import ContainerFacts, PodFacts, parse_pod
+from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Key
 from sm70_operator.runtime.engine_client import EngineClient
 from sm70_operator.runtime.poller import Poller
 from sm70_profiles.report import MAX_REPORT_BYTES
@@ -97,6 +97,9 @@ class Voices:
         self.asked.append(address)
         self.heard.set()
         return self.words[address]
+
+    async def read_phase(self, address: str) -> EngineAnswer:
+        return await self.read(address)
 
 
 class Listening:
@@ -190,3 +193,52 @@ async def test_pods_that_are_gone_or_not_started_are_not_asked(listening: Listen
     assert listening.poller.follow(KEY, [])
     assert listening.poller.answers(KEY) == {}
     listening.poller.forget(KEY)
+
+
+async def test_a_starting_engine_tells_its_phase_and_is_not_waited_for(listening: Listening) -> None:
+    starting = pod(container=ContainerFacts(id="c://1", running=True))
+    listening.voices.words[starting.ip] = EngineAnswer(phase="Compiling")
+    assert listening.poller.follow(KEY, [starting]), "nothing has to be heard of it first"
+    await listening.polls(1)
+    assert listening.woken == [KEY]
+    assert listening.poller.answers(KEY)[starting.uid].phase == "Compiling"
+    served = pod()
+    listening.voices.words[served.ip] = EngineAnswer(report=report())
+    assert not listening.poller.follow(KEY, [served]), "once it serves, its report is"
+
+
+async def test_the_window_holds_what_was_dispatched_lately_and_notices_a_restart(listening: Listening) -> None:
+    async def heard(count: int, fallbacks: int) -> CountWindow | None:
+        routes = (("fast", "decode", count, False), ("slow", "decode", fallbacks, True))
+        listening.voices.words["10.0.0.7"] = EngineAnswer(report=with_routes(*routes))
+        await listening.polls(2)
+        return listening.poller.answers(KEY)["uid-pod-1"].window
+
+    listening.voices.words["10.0.0.7"] = EngineAnswer(report=with_routes(("fast", "decode", 90, False)))
+    listening.poller.follow(KEY, [pod()])
+    await listening.polls(1)
+    assert listening.poller.answers(KEY)["uid-pod-1"].window is None, "one look is no window"
+    found = await heard(97, 3)
+    assert found is not None
+    assert (found.dispatches, found.fallbacks, found.resets) == (10, 3, 0)
+    assert await heard(97, 3) == found, "what was seen last stands while nothing is dispatched"
+    again = await heard(4, 0)
+    assert again is not None
+    assert again.resets == 1
+    assert await heard(8, 0) is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "phase"),
+    [
+        (b'{"phase": "LoadingWeights", "since": "2026-11-30T12:00:00Z", "seconds": {}}', "LoadingWeights"),
+        (b'{"phase": "Dancing", "since": ""}', ""),
+        (b"[]", ""),
+    ],
+)
+async def test_a_phase_is_read_or_absent(engine: tuple[Engine, EngineClient], body: bytes, phase: str) -> None:
+    served, client = engine
+    served.status, served.body = 200, body
+    told = EngineClient(timeout_seconds=5, status_port=client._port)
+    assert (await told.read_phase("127.0.0.1")).phase == phase
+    await told.close()

@@ -153,7 +153,7 @@ def test_a_refused_edit_of_a_revision_that_does_not_serve_is_what_is_told_first(
 
 def test_a_refused_edit_still_scales_what_serves() -> None:
     world = running(of=resource(REFUSED | {"replicas": 3}))
-    assert kinds(planned(world).actions) == ["scale to 3"]
+    assert kinds(planned(world).actions) == ["apply Deployment"]
 
 
 def test_a_refused_edit_amid_a_change_brings_the_stopped_revision_back() -> None:
