@@ -133,6 +133,13 @@ _ATTENTION = (
         counters=("prefill_dense_splitd_d256", "prefill_prefix_paged_splitd_d256", "prefill_prefix_gather_splitd_d256"),
     ),
     Route(
+        name="prefill_packed",
+        path="splitd_prefill",
+        stages=(Stage.PREFILL,),
+        description="Prefill over pages as they lie, the rows of all heads of a KV head packed, FP32 accumulation.",
+        contract="head size 128 or 256; 1 to 16 query heads to a KV head; FP16, E4M3 or E5M2 pages; any lengths",
+    ),
+    Route(
         name="prefill_gqa_fp32",
         path="q8000_prefill",
         stages=(Stage.PREFILL,),

@@ -1,6 +1,6 @@
 """The device lane: the sm70 engine on a GPU, end to end, against transformers.
 
-    make device-bundle                          here: what such a machine cannot fetch (build/device/site.tar.xz)
+    make device-bundle                          here: what such a machine cannot fetch (build/device/*.tar.xz)
     make test-device [STAGE=...] [DEVICE_OUT=...]    there: runs what has no result yet
 
 Stages take under eight minutes each and leave a result of their own, so that a run can go on where it was cut:
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ARCHIVES = ("packages.tar.xz", "sm70.tar.xz")
 KEY = "a-key-for-tests"
 PROMPTS = (5, 37, 200, 1100)
 TOKENS = 24
@@ -157,15 +158,17 @@ class Lane:
 
     def unpack(self) -> None:
         """Once a machine and bundle."""
-        digest = hashlib.sha256(self.bundle.read_bytes()).hexdigest()
+        archives = [self.bundle / name for name in ARCHIVES]
+        digest = hashlib.sha256(b"".join(archive.read_bytes() for archive in archives)).hexdigest()
         stamp = self.work / "bundle"
         if stamp.exists() and stamp.read_text() == digest:
             return
         shutil.rmtree(self.work, ignore_errors=True)
         site = self.work / "site"
         site.mkdir(parents=True)
-        with tarfile.open(self.bundle) as archive:
-            archive.extractall(site, filter="tar")
+        for path in archives:
+            with tarfile.open(path) as archive:
+                archive.extractall(site, filter="tar")
         subprocess.run(
             [sys.executable, "-m", "compileall", "-q", "-j", "0", str(site)], check=False, stdout=subprocess.DEVNULL
         )
@@ -334,10 +337,8 @@ def run_case(lane: Lane, name: str, case: Case, port: int) -> dict[str, Any]:
     log = server.log.read_bytes()
     server.log.write_bytes(log[:40_000] + b"\n...\n" + log[-60_000:] if len(log) > 100_000 else log)
     why = {key: result[key] for key in ("error", "faults", "absent_routes") if result.get(key)}
-    print(
-        f"{name}: {'passed' if result['passed'] else 'FAILED'} start {result.get('start_seconds')} s {str(why)[-1200:]}",
-        flush=True,
-    )
+    word = "passed" if result["passed"] else "FAILED"
+    print(f"{name}: {word} start {result.get('start_seconds')} s {str(why)[-1200:]}", flush=True)
     return result
 
 
@@ -375,7 +376,7 @@ def machine() -> dict[str, Any]:
 def main() -> int:
     """The command line; 1 when something failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bundle", type=Path, default=Path("build/device/site.tar.xz"))
+    parser.add_argument("--bundle", type=Path, default=Path("build/device"))
     parser.add_argument("--work", type=Path, default=Path("/var/tmp/sm70-device"))
     parser.add_argument("--out", type=Path, default=Path("build/device/results"))
     parser.add_argument("--stage", default="", help=f"comma-separated: {', '.join(STAGES)}; by default all but tp2")

@@ -21,6 +21,7 @@ def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, w
     torch.manual_seed(0)
     workspace = type("Workspace", (), {"tensor": torch.zeros(1 << 24, dtype=torch.uint8)})()
     backend._workspace_for = lambda heads: workspace
+    backend._note_refusals = lambda heads: None
     layer = type("Layer", (), {"_k_scale_float": 0.5, "_v_scale_float": 0.25})()
     attention = backend.FlashAttnV100(HEADS, DIM, DIM**-0.5, KV_HEADS, None, window or None, kv_dtype)
     lengths = [q + c for q, c in zip(queries, context, strict=True)]
@@ -45,7 +46,7 @@ def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, w
         block_table_tensor=table, slot_mapping=slots, causal=causal,
     )  # fmt: skip
     builder = object.__new__(backend.FlashAttnV100Builder)
-    builder._drafted = 3
+    builder._drafted, builder._prefill = 3, False
     metadata = builder.build(0, common)
     query = torch.randn(sum(queries) + 2, HEADS, DIM).half()  # two rows of padding behind the batch
     out = torch.full_like(query, 7.0)
@@ -71,7 +72,7 @@ def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, w
         want = torch.einsum("hqk,khd->qhd", score.softmax(-1), v)
         worst = max(worst, float((out[starts[row] : starts[row + 1]].float() - want).abs().max()))
         first += length
-    choices = [dispatch.choose(attention.heads, s.queries, causal, 3) for s in metadata.segments]
+    choices = [dispatch.choose(attention.heads, s.queries, metadata.given) for s in metadata.segments]
     return {
         "error": worst,
         "padding": float((out[-2:] - 7.0).abs().max()),

@@ -10,7 +10,9 @@ workspace that is made with the layers, before memory is profiled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -29,28 +31,38 @@ from sm70_engine.acceleration.routes import count_now
 from sm70_engine.attention.dispatch import (
     HEAD_DIMS,
     MAX_GROUP,
-    Choice,
+    Given,
     Heads,
     Kernel,
+    Part,
     Segment,
     choose,
     kv_format,
+    parts,
     segments,
 )
+from sm70_engine.attention.present import operators_present
 from sm70_engine.kernels import torch_ops
 from sm70_engine.kernels.plans import VERIFY_TILES, KvFormat
+from sm70_engine.kernels.prefill import PREFILL_DIMS, PrefillMemory, PrefillPlan, prefill_workspace_bytes
 
 NAME = "FLASH_ATTN_V100"
 MAX_ROWS = 256
 """Queries of one launch of the row-wise fallback."""
 logger = init_logger("vllm.sm70")
 refusals: dict[str, str] = {}
-"""By route and stage, why a fallback was taken in this process; logged once each."""
+"""By route and stage, why a fallback is taken in this process: known from the layers, before anything is served."""
 
 
 def capturing() -> bool:
     """Whether launches go into a CUDA graph; never where there is no GPU."""
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+@cache
+def has_prefill() -> bool:
+    """Whether the prefill kernels are among this build's objects."""
+    return "splitd_prefill" in operators_present()
 
 
 @dataclass
@@ -64,8 +76,26 @@ class FlashAttnV100Metadata:
     slot_mapping: torch.Tensor
     causal: bool
     segments: tuple[Segment, ...]
-    drafted: int
+    given: Given
+    lengths: tuple[int, ...] = ()
+    """Of the requests, on the host: exact for those in prefill."""
     row_lengths: torch.Tensor | None = None
+    _parts: dict[Heads, tuple[Part, ...]] = field(default_factory=dict)
+    _prefills: dict[tuple[Heads, Part], tuple[PrefillPlan, torch.Tensor]] = field(default_factory=dict)
+
+    def parts_of(self, heads: Heads) -> tuple[Part, ...]:
+        """The calls of this step for layers of this shape; the same for all of them."""
+        if heads not in self._parts:
+            self._parts[heads] = parts(heads, self.segments, self.given)
+        return self._parts[heads]
+
+    def prefill_of(self, heads: Heads, part: Part, make: Callable[[], PrefillPlan]) -> tuple[PrefillPlan, torch.Tensor]:
+        """The plan of a part and its schedule on the device, made by the first layer that needs them."""
+        if (heads, part) not in self._prefills:
+            plan = make()
+            schedule = torch.tensor(plan.work(), dtype=torch.int32).pin_memory()
+            self._prefills[heads, part] = plan, schedule.to(self.seq_lens.device, non_blocking=True)
+        return self._prefills[heads, part]
 
     def lengths_of_rows(self) -> torch.Tensor:
         """int32 [tokens]: the tokens that each query of a causal batch sees, itself included."""
@@ -89,6 +119,7 @@ class FlashAttnV100Builder(AttentionMetadataBuilder[FlashAttnV100Metadata]):  # 
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         speculative = vllm_config.speculative_config
         self._drafted = int(speculative.num_speculative_tokens or 0) if speculative is not None else 0
+        self._prefill = has_prefill()
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(
@@ -97,20 +128,24 @@ class FlashAttnV100Builder(AttentionMetadataBuilder[FlashAttnV100Metadata]):  # 
         common = common_attn_metadata
         if isinstance(common.causal, torch.Tensor):
             raise NotImplementedError(f"{NAME}: requests of one batch must all be causal, or none")
-        requests = common.num_reqs
+        requests, bound = common.num_reqs, common.seq_lens_cpu_upper_bound
+        known = bound is not None and not capturing()
+        given = Given(bool(common.causal), self._drafted, self._prefill, known)
         return FlashAttnV100Metadata(
             num_actual_tokens=common.num_actual_tokens,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
-            causal=bool(common.causal),
+            causal=given.causal,
             segments=segments(common.query_start_loc_cpu[: requests + 1].tolist()),
-            drafted=self._drafted,
+            given=given,
+            lengths=tuple(bound[:requests].tolist()) if known else (),
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> FlashAttnV100Metadata:
         metadata = self.build(0, common_attn_metadata)
+        metadata.given = replace(metadata.given, lengths=False)  # they are other ones at every replay
         metadata.seq_lens.fill_(1)
         return metadata
 
@@ -193,6 +228,7 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
         form = kv_format(kv_cache_dtype)
         self.heads = Heads(head_size, group, self.num_kv_heads, form, sliding_window or 0)
         self._workspace = _workspace_for(self.heads)
+        _note_refusals(self.heads)
 
     # ------------------------------------------------------------ KV cache
 
@@ -236,25 +272,12 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:  # memory is being profiled
             return output.fill_(0)
         view, scales = self._view(kv_cache), self._scales(layer)
-        for segment in attn_metadata.segments:
-            choice = choose(self.heads, segment.queries, attn_metadata.causal, attn_metadata.drafted)
-            self._count(choice)
-            tokens = slice(segment.token, segment.token + segment.count * segment.queries)
-            call = _Call(self, query[tokens], output[tokens], view, attn_metadata, segment, scales)
-            if choice.kernel is Kernel.DECODE:
-                call.decode()
-            elif choice.kernel is Kernel.VERIFY:
-                call.verify()
-            else:
-                call.rows()
+        for part in attn_metadata.parts_of(self.heads):
+            count_now(part.choice.route, part.choice.stage, capturing())
+            first, last = part.segments[0], part.segments[-1]
+            tokens = slice(first.token, last.token + last.count * last.queries)
+            _Call(self, query[tokens], output[tokens], view, attn_metadata, part, scales).run()
         return output
-
-    def _count(self, choice: Choice) -> None:
-        count_now(choice.route, choice.stage, capturing())
-        name = f"{choice.route}/{choice.stage}"
-        if choice.refusal is not None and name not in refusals:
-            refusals[name] = choice.refusal.value
-            logger.info("sm70: %s: %s (%s)", name, choice.refusal.value, self.heads)
 
     @property
     def workspace(self) -> torch.Tensor:
@@ -263,18 +286,56 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Call:
-    """One segment of one layer."""
+    """One part of a batch in one layer."""
 
     layer: FlashAttnV100
     query: torch.Tensor
     out: torch.Tensor
     cache: torch.Tensor
     metadata: FlashAttnV100Metadata
-    segment: Segment
+    part: Part
     scales: tuple[float, float]
 
+    @property
+    def segment(self) -> Segment:
+        return self.part.segments[0]
+
     def _requests(self) -> slice:
-        return slice(self.segment.first, self.segment.first + self.segment.count)
+        last = self.part.segments[-1]
+        return slice(self.segment.first, last.first + last.count)
+
+    def run(self) -> None:
+        match self.part.choice.kernel:
+            case Kernel.DECODE:
+                self.decode()
+            case Kernel.VERIFY:
+                self.verify()
+            case Kernel.PREFILL:
+                self.prefill()
+            case Kernel.ROWS:
+                self.rows()
+
+    def prefill(self) -> None:
+        rows, metadata, heads = self._requests(), self.metadata, self.layer.heads
+        layout = torch_ops.cache_layout(self.cache, str(heads.kv_format))
+        multiprocessors = torch_ops.prepare(self.query.device)
+
+        def make() -> PrefillPlan:
+            queries = [segment.queries for segment in self.part.segments for _ in range(segment.count)]
+            sequences = tuple(zip(queries, metadata.lengths[rows], strict=True))
+            return PrefillPlan(layout, heads.group, sequences, multiprocessors, heads.window)
+
+        plan, schedule = metadata.prefill_of(heads, self.part, make)
+        plan = plan if plan.layout == layout else replace(plan, layout=layout)
+        table = metadata.block_table[rows]
+        partial = self.layer.workspace.data_ptr() + torch_ops.TICKET_BYTES
+        memory = PrefillMemory(
+            q=self.query.data_ptr(), out=self.out.data_ptr(), key=self.cache.data_ptr(),
+            value=self.cache.data_ptr() + layout.value_offset, block_table=table.data_ptr(),
+            work=schedule.data_ptr(), partial=partial, stats=partial + 4 * plan.partial_floats,
+            table_stride=table.stride(0), q_stride=self.query.stride(0), out_stride=self.out.stride(0),
+        )  # fmt: skip
+        torch_ops._run(self.query, plan.launches(memory, self.layer.scale, self.scales))
 
     def decode(self) -> None:
         rows, metadata = self._requests(), self.metadata
@@ -353,6 +414,20 @@ def _workspace_for(heads: Heads) -> _Workspace:
     needed = torch_ops.attention_workspace_bytes(
         str(heads.kv_format), heads.kv_heads, heads.group, heads.dim, sequences, queries, multiprocessors
     )
+    if heads.dim in PREFILL_DIMS:
+        needed = max(needed, torch_ops.TICKET_BYTES + prefill_workspace_bytes(heads.dim, multiprocessors))
     workspace = _workspaces.setdefault(device, _Workspace(device))
     workspace.reserve(needed)
     return workspace
+
+
+def _note_refusals(heads: Heads) -> None:
+    """What this layer will take a fallback for, whatever is served: said once, before the first request."""
+    speculative = get_current_vllm_config().speculative_config
+    drafted = int(speculative.num_speculative_tokens or 0) if speculative is not None else 0
+    for queries, causal in ((1, True), (1 + drafted, True), (1 + drafted, drafted == 0), (4096, True)):
+        choice = choose(heads, queries, Given(causal, drafted, has_prefill()))
+        name = f"{choice.route}/{choice.stage}"
+        if choice.refusal is not None and name not in refusals:
+            refusals[name] = choice.refusal.value
+            logger.info("sm70: %s: %s (%s)", name, choice.refusal.value, heads)

@@ -12,7 +12,15 @@ OPERATORS = {
     "sm70_grouped_fp16_fwd": ("attention_verify_f16",),
     "grouped_e5m2": ("attention_verify_e5m2",),
     "draft_window_attention": ("attention_verify_f16", "attention_verify_e4m3", "attention_verify_e5m2"),
+    "splitd_prefill": ("attention_prefill_f16", "attention_prefill_e4m3", "attention_prefill_e5m2"),
+    "aligned_bm32_paged_prefill": ("attention_prefill_f16",),
+    "sm70_d256_gqa_architecture_q8192_fwd": (
+        "attention_prefill_f16",
+        "attention_prefill_e4m3",
+        "attention_prefill_e5m2",
+    ),
     "nvfp4_decode": ("nvfp4_linear",),
+    "nvfp4_prefill": ("nvfp4_expand",),
 }
 """The families that an operator needs. The names of operators are those of `sm70_profiles.rules`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
@@ -43,6 +44,10 @@ logger = init_logger("vllm.sm70")
 class Sm70NvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
     """A linear layer of vLLM over the packed kernels; one whose shape they refuse is unpacked for every call."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._rows = int(get_current_vllm_config().scheduler_config.max_num_batched_tokens)
+
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
         return True, None
@@ -69,7 +74,9 @@ class Sm70NvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
         layer.weight_scale = torch.nn.Parameter(layer.weight_scale.data.new_empty(0), requires_grad=False)
         # Plain numbers and a buffer: torch.compile takes the first as constants and the second as an input.
         layer.sm70_columns, layer.sm70_global_scale = packed.n, packed.scale
-        layer.register_buffer("sm70_workspace", _workspace(packed.words.device, packed.n, packed.k), persistent=False)
+        layer.register_buffer(
+            "sm70_workspace", _workspace(packed.words.device, packed.n, packed.k, self._rows), persistent=False
+        )
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         scale = layer.sm70_global_scale
@@ -82,16 +89,22 @@ class Sm70NvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
 
 
 _workspaces: dict[torch.device, torch.Tensor] = {}
+WORKSPACE_LIMIT = 64 << 20
 
 
-def _workspace(device: torch.device, n: int, k: int) -> torch.Tensor:
-    """Scratch memory that all layers of a device share; made while weights are loaded, so that profiling sees it."""
+def _workspace(device: torch.device, n: int, k: int, rows: int) -> torch.Tensor:
+    """Scratch memory that all layers of a device share, made with the first one: no later layer needs more.
+
+    Made while weights are loaded, so that profiling sees it.
+    """
     from sm70_engine.kernels import torch_ops
 
-    needed = getattr(torch_ops, "linear_workspace_bytes", lambda n, k: 0)(n, k)
+    needed = torch_ops.linear_workspace_bytes(rows, [(n, k, False)], WORKSPACE_LIMIT)
+    if rows > torch_ops.MANY_ROWS:
+        needed = max(needed, torch_ops.COUNTER_BYTES + WORKSPACE_LIMIT)
     found = _workspaces.get(device)
     if found is None or found.numel() < needed:
-        found = _workspaces[device] = torch.empty(needed, dtype=torch.uint8, device=device)
+        found = _workspaces[device] = torch.zeros(needed, dtype=torch.uint8, device=device)
     return found
 
 

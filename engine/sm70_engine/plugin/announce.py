@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from vllm.logger import init_logger
 
 from sm70_engine.acceleration.capabilities import capabilities
@@ -24,7 +25,9 @@ def announce(vllm_config: Any) -> None:
         return
     session = current_session()
     settings = effective_settings(session.settings, vllm_config)
-    report = build_report(session, settings, capabilities(session, os.environ), (), os.environ, folder=folder)
+    report = build_report(
+        session, settings, capabilities(session, os.environ), (), os.environ, cuda=torch.version.cuda, folder=folder
+    )
     for line in readable(report).splitlines():
         logger.info(line)
     for path in report.paths:

@@ -10,6 +10,7 @@ import asyncio
 import os
 from typing import Any
 
+import torch
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from vllm.logger import init_logger
@@ -54,7 +55,8 @@ class Observer:
             read_counters(self._folder.counters),
             os.environ,
             self._facts,
-            folder=self._folder,
+            torch.version.cuda,
+            self._folder,
         )
 
     def started(self) -> None:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from sm70_engine.attention.dispatch import Heads, Kernel, Refusal, Segment, choose, kv_format, segments
+from sm70_engine.attention.dispatch import (
+    Given,
+    Heads,
+    Kernel,
+    Part,
+    Refusal,
+    Segment,
+    choose,
+    kv_format,
+    parts,
+    segments,
+)
 from sm70_engine.kernels.plans import KvFormat
 from sm70_profiles.routes import ROUTES, Stage
 
@@ -44,16 +55,44 @@ def test_runs_of_requests_with_as_many_queries(starts: list[int], found: tuple[S
 def test_a_segment_takes_the_kernel_that_admits_it(
     queries: int, causal: bool, drafted: int, kernel: Kernel, route: str, stage: Stage
 ) -> None:
-    choice = choose(QWEN, queries, causal, drafted)
+    choice = choose(QWEN, queries, Given(causal, drafted))
     assert (choice.kernel, choice.route, choice.stage) == (kernel, route, stage)
     # A reason where, and only where, no accelerated path is taken.
     assert (choice.refusal is not None) == ROUTES[choice.route].fallback
 
 
 def test_the_reason_says_what_stands_in_the_way() -> None:
-    assert choose(QWEN, 9, True, 15).refusal is Refusal.TOO_MANY_ROWS
-    assert choose(QWEN, 2000, True, 0).refusal is Refusal.NO_PREFILL_KERNEL
-    assert choose(Heads(64, 6, 1, KvFormat.F16), 8, False, 7).refusal is Refusal.HEAD_DIM
+    assert choose(QWEN, 9, Given(drafted=15)).refusal is Refusal.TOO_MANY_ROWS
+    assert choose(QWEN, 2000, Given()).refusal is Refusal.NO_PREFILL_KERNEL
+    assert choose(QWEN, 2000, Given(prefill=True, lengths=False)).refusal is Refusal.LENGTHS_UNKNOWN
+    assert choose(Heads(64, 6, 1, KvFormat.F16), 2000, Given(prefill=True)).refusal is Refusal.PREFILL_HEAD_DIM
+    assert choose(Heads(64, 6, 1, KvFormat.F16), 8, Given(False, 7)).refusal is Refusal.HEAD_DIM
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "route"),
+    [
+        (QWEN, 8192, "prefill_gqa_fp32"),
+        (QWEN, 4096, "prefill_gqa_fp32"),
+        (QWEN, 2048, "prefill_packed"),
+        (Heads(256, 6, 1, KvFormat.F16), 2048, "prefill_bm32_paged"),
+        (Heads(128, 6, 1, KvFormat.F16), 2048, "prefill_packed"),
+    ],
+)
+def test_prefill_is_counted_by_the_contract_of_its_route(heads: Heads, queries: int, route: str) -> None:
+    choice = choose(heads, queries, Given(prefill=True))
+    assert (choice.kernel, choice.route, choice.refusal) == (Kernel.PREFILL, route, None)
+
+
+def test_prompts_that_follow_each_other_are_one_call() -> None:
+    found = segments([0, 1, 2, 602, 1302, 1303, 2003])
+    prefill = Given(prefill=True)
+    calls = [(part.choice.kernel, len(part.segments)) for part in parts(QWEN, found, prefill)]
+    assert calls == [(Kernel.DECODE, 1), (Kernel.PREFILL, 2), (Kernel.DECODE, 1), (Kernel.PREFILL, 1)]
+    # Without the kernel each is a call of its own, by the fallback.
+    assert [len(part.segments) for part in parts(QWEN, found, Given())] == [1] * 5
+    assert parts(QWEN, (), Given()) == ()
+    assert isinstance(parts(QWEN, found, prefill)[0], Part)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +105,7 @@ def test_the_reason_says_what_stands_in_the_way() -> None:
     ],
 )
 def test_decoding_is_counted_by_the_contract_of_its_route(heads: Heads, route: str) -> None:
-    assert choose(heads, 1, True, 0).route == route
+    assert choose(heads, 1, Given()).route == route
 
 
 def test_an_unknown_cache_type_is_refused_by_name() -> None:
