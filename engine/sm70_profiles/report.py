@@ -146,6 +146,8 @@ class CapacityReport(ReportPart):
 class StartupPhase(StrEnum):
     """Where a start is, in the order in which phases follow each other."""
 
+    DOWNLOADING = "Downloading"
+    """`sm70-fetch` fills the volume; the server is not started yet."""
     STARTING = "Starting"
     """Programs are being loaded and the configuration is being completed."""
     LOADING_WEIGHTS = "LoadingWeights"
@@ -164,6 +166,9 @@ class StartupReport(ReportPart):
     """When the phase began, in UTC."""
     seconds: dict[StartupPhase, float] = Field(default_factory=dict)
     """Duration of each phase that is over."""
+    done_bytes: int | None = Field(default=None, ge=0, le=2**53)
+    total_bytes: int | None = Field(default=None, ge=0, le=2**53)
+    """While downloading: how much of the whole is there."""
 
 
 class CheckpointReport(ReportPart):

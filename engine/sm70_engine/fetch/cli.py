@@ -21,6 +21,8 @@ from sm70_engine.fetch.errors import FetchError, UsageError
 from sm70_engine.fetch.fetching import Job, Progress, fetch
 from sm70_engine.fetch.hubs import HubName, open_hub, require_pinned
 from sm70_engine.fetch.selection import CODE, WANTED, Selection
+from sm70_engine.fetch.status import told_to_askers
+from sm70_engine.serve.failure import ServeError
 from sm70_profiles.base import printable
 from sm70_profiles.termination import Termination, TerminationKind
 
@@ -61,9 +63,9 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         job, token, endpoint = _job(options, environment)
         told = _Lines(sys.stdout) if options.json else _Bars()
         _end_on_signals()
-        with told:
-            done = fetch(job, lambda: open_hub(job.hub, job.repo, job.revision, token=token, endpoint=endpoint), told)
-    except UsageError as error:
+        with told, told_to_askers(environment, told) as tell:
+            done = fetch(job, lambda: open_hub(job.hub, job.repo, job.revision, token=token, endpoint=endpoint), tell)
+    except (UsageError, ServeError) as error:
         print(f"sm70-fetch: {error}", file=sys.stderr)
         return USAGE_STATUS
     except FetchError as error:

@@ -7,7 +7,7 @@ start that stands still, not for one that moves, so it has to see it move. Off u
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +16,7 @@ from pathlib import Path
 from sm70_engine.acceleration.startup import read_startup
 from sm70_engine.serve.failure import ServeError
 from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import StartupReport
 
 PORT_ENVIRONMENT = "SM70_STATUS_PORT"
 PATH = "/sm70/startup"
@@ -23,6 +24,13 @@ PATH = "/sm70/startup"
 
 @contextmanager
 def answered(environment: Mapping[str, str], startup: Path) -> Iterator[int | None]:
+    """Answers from the file of the phases while the context lasts; see `telling`."""
+    with telling(environment, lambda: read_startup(startup)) as port:
+        yield port
+
+
+@contextmanager
+def telling(environment: Mapping[str, str], report_of_now: Callable[[], StartupReport | None]) -> Iterator[int | None]:
     """Answers while the context lasts; the port, or None where none is asked for. Raises ServeError."""
     text = environment.get(PORT_ENVIRONMENT, "")
     if not text:
@@ -35,7 +43,7 @@ def answered(environment: Mapping[str, str], startup: Path) -> Iterator[int | No
         timeout = 10
 
         def do_GET(self) -> None:
-            report = read_startup(startup) if self.path == PATH else None
+            report = report_of_now() if self.path == PATH else None
             body = report.model_dump_json(by_alias=True).encode() if report is not None else b"{}"
             self.send_response(HTTPStatus.OK if report is not None else HTTPStatus.NOT_FOUND)
             self.send_header("Content-Type", "application/json")

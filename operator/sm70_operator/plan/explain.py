@@ -231,9 +231,11 @@ def _download(pod: PodFacts) -> Finding | None:
         if last is not None:
             reason = _MODEL_ENDS.get(last.reason) or _ENGINE_ENDS.get(last.reason) or Reason.DOWNLOAD_FAILED
             return Finding.false(reason, f"The download of the {what}: {_explained(last, reason)}")
-        if step.exit is not None and step.exit.reason == "OOMKilled":
-            return _false(Reason.DOWNLOAD_FAILED, f"The download of the {what} was killed for its memory")
-        if step.running or step.exit is not None:
+        if step.exit is not None and not step.running:
+            killed = " (killed for its memory)" if step.exit.reason == "OOMKilled" else ""
+            found = f"The download of the {what} by `{step.name}` of `{pod.name}` ended with exit code"
+            return _false(Reason.DOWNLOAD_FAILED, f"{found} {step.exit.code}{killed}")
+        if step.running:
             tries = f", try {step.restarts + 1}" if step.restarts else ""
             text = f"The {what} is being downloaded by `{step.name}` of `{pod.name}`{tries}."
             return Finding.false(Reason.DOWNLOADING, text)

@@ -137,6 +137,13 @@ def test_a_download_that_failed(reason: TerminationReason, expected: Reason) -> 
     assert MEANINGS[expected].remedy in found.message
 
 
+def test_a_download_that_ended_without_words() -> None:
+    last = {"terminated": {"exitCode": 64, "reason": "Error", "message": ""}}
+    found = told(fetching({"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last))[MODEL]
+    assert found.reason is Reason.DOWNLOAD_FAILED
+    assert "exit code 64" in found.message
+
+
 def test_a_download_that_is_over_is_not_told() -> None:
     done = fetching({"terminated": {"exitCode": 0, "reason": "Completed", "message": ""}})
     assert told(done)[MODEL].status is ConditionStatus.UNKNOWN
