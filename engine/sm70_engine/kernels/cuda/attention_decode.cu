@@ -151,14 +151,14 @@ struct Decode {
       return make_uint4(prmt(x.x, x.y, 0x5410), prmt(x.x, x.y, 0x7632), prmt(x.z, x.w, 0x5410), prmt(x.z, x.w, 0x7632));
     };
     uint4 Q[Q_SHARED ? 1 : MT * KJ * QH];
-    if (Q_SHARED) {  // [MT][KJ][QH][quadpair][row]
-      for (int f = w; f < MT * KJ * QH; f += WP) sq[f * 32 + qp * 8 + r] = q_fragment(f / (KJ * QH), f / QH % KJ, f % QH);
+    if (Q_SHARED) {  // [MT][KJ][QH][lane]
+      for (int f = w; f < MT * KJ * QH; f += WP) sq[f * 32 + lane] = q_fragment(f / (KJ * QH), f / QH % KJ, f % QH);
       syncblock();
     } else {
 #pragma unroll
       for (int f = 0; f < MT * KJ * QH; f++) Q[Q_SHARED ? 0 : f] = q_fragment(f / (KJ * QH), f / QH % KJ, f % QH);
     }
-    auto q_at = [&](int f) { return Q_SHARED ? lds128(sq + f * 32 + qp * 8 + r) : Q[Q_SHARED ? 0 : f]; };
+    auto q_at = [&](int f) { return Q_SHARED ? lds128(sq + f * 32 + lane) : Q[Q_SHARED ? 0 : f]; };
 
     float acc[MT][NT][8], m_run[MT], l_run[MT];
 #pragma unroll

@@ -22,10 +22,10 @@ struct Verify {
     if (s >= share.splits || L <= 0) return;
     const int* table = a.block_table + (size_t)b * a.table_stride;
     const int t0 = share.first + (int)((long long)share.tiles * s / share.splits), t1 = share.first + (int)((long long)share.tiles * (s + 1) / share.splits);
-    // Q to shared memory in fragment order: [MT][KJ][QH][quadpair][row] 16 bytes
+    // Q to shared memory in fragment order: [MT][KJ][QH][lane] 16 bytes; by lane, or a quarter warp's four rows of two quadpairs meet in banks
 #pragma unroll
     for (int k = 0; k < MT * KJ * QH / 4; k++) {
-      const int e = k * 128 + threadIdx.x, rr = e & 7, qq = (e >> 3) & 3, c = k * 4 + w, half = c % QH, j = c / QH % KJ, m = c / QH / KJ,
+      const int e = k * 128 + threadIdx.x, rr = r, qq = qp, c = k * 4 + w, half = c % QH, j = c / QH % KJ, m = c / QH / KJ,
                 row = min(m * 8 + rr, R - 1);
       const u16* from = a.q + ((size_t)b * nq + row % nq) * a.q_stride + (size_t)(h * a.group + row / nq) * D +
                         (FORMAT == F16 ? (4 * j + qq) * 8 : (4 * j + qq) * 16 + 8 * half);
@@ -95,7 +95,7 @@ struct Verify {
           }
 #pragma unroll
           for (int y = 0; y < MT; y++) {
-            const uint4 f = lds128(sq + (size_t)(((y * KJ + j) * QH + e) * 32 + qp * 8 + r) * 16);
+            const uint4 f = lds128(sq + (size_t)(((y * KJ + j) * QH + e) * 32 + lane) * 16);
             mma884(c[y], f.x, f.y, b0, b1);
             mma884(c[y], f.z, f.w, b2, b3);
           }
