@@ -26,6 +26,12 @@ def answer(stack: Stack, url: str) -> str:
         return server.ask("Tell me about this server.").text
 
 
+def promoted(service: dict[str, Any]) -> bool:
+    """The revision of the present spec has the public traffic."""
+    revisions = service["status"]["revisions"]
+    return bool(revisions.get("active") == revisions.get("target"))
+
+
 @pytest.fixture(scope="module")
 def tiny(stack: Stack) -> Iterator[dict[str, Any]]:
     """The example's service, served by the real engine."""
@@ -120,7 +126,11 @@ def test_an_operator_killed_midway_changes_nothing(stack: Stack, tiny: dict[str,
     stack.cluster.kubectl("patch", "sm70", "tiny", "-n", NAMESPACE, "--type=merge", "-p", json.dumps(edit))
     wait(stack.cluster, "tiny", lambda one: one["status"]["revisions"]["target"] != before, namespace=NAMESPACE)
     stack.kill_operator()
-    after = wait_ready(stack.cluster, "tiny", namespace=NAMESPACE, seconds=240)
+    # `Ready` stays True for as long as the earlier revision serves: the end is when the new one has the traffic.
+    after = wait(
+        stack.cluster, "tiny", lambda one: promoted(one) and condition(one, "Ready").status == "True",
+        namespace=NAMESPACE, seconds=300,
+    )  # fmt: skip
     assert after["status"]["revisions"]["active"] != before
     selector = "inference.sm70.io/service=tiny"
     listed = stack.cluster.kubectl("get", "deployments", "-n", NAMESPACE, "-l", selector, "-o", "json")

@@ -74,6 +74,11 @@ class PodFacts:
     """GPUs (or other devices) are held by resource claims, which `gpus` does not show."""
 
     @property
+    def downloading(self) -> bool:
+        """An init container fills a volume."""
+        return any(step.running for step in self.steps)
+
+    @property
     def ended(self) -> bool:
         """The pod will never run again; its Deployment has replaced it."""
         return self.phase in ("Failed", "Succeeded")

@@ -7,8 +7,10 @@ never needed to decide.
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from pydantic import ValidationError
 
@@ -16,6 +18,8 @@ from sm70_operator.api import names
 from sm70_operator.observe.facts import ObjectFacts, Raw, parse_object, parse_time
 from sm70_operator.render.revision import Revision
 from sm70_profiles.report import printable
+
+DOCUMENTS_KEPT = 256
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RevisionFacts:
-    """One ControllerRevision. `document` is None where this version of the operator cannot read it."""
+    """One ControllerRevision. Its document is kept packed: there are several to a service, and few are looked at."""
 
     name: str
     """The hash, as in labels and in the status."""
@@ -45,28 +49,37 @@ class RevisionFacts:
     created: datetime | None
     source: str = ""
     """The hash of what the spec said when this was resolved."""
-    document: Revision | None = None
+    packed: bytes = b""
     good_since: datetime | None = None
     """When it last proved itself: promoted, and its bake time ended well."""
     rejection: Rejection | None = None
 
+    @property
+    def document(self) -> Revision | None:
+        """What its pods are rendered from; None where this version of the operator cannot read it."""
+        return _unpacked(self.packed)
+
+
+@lru_cache(maxsize=DOCUMENTS_KEPT)
+def _unpacked(packed: bytes) -> Revision | None:
+    try:
+        return Revision.model_validate_json(zlib.decompress(packed))
+    except (ValidationError, zlib.error):
+        return None
+
 
 def parse_revision(raw: Raw) -> RevisionFacts:
     """A ControllerRevision; annotations that cannot be read count as absent."""
-    found = parse_object(raw)
+    found = parse_object({key: value for key, value in raw.items() if key != "data"})
     metadata = raw.get("metadata", {})
     annotations = metadata.get("annotations") or {}
-    try:
-        document = Revision.model_validate(raw.get("data"))
-    except ValidationError:
-        document = None
     return RevisionFacts(
         name=(metadata.get("labels") or {}).get(names.REVISION_LABEL, ""),
         object=found,
         number=int(raw.get("revision") or 0),
         created=parse_time(metadata.get("creationTimestamp")),
         source=annotations.get(names.SOURCE_ANNOTATION, ""),
-        document=document,
+        packed=zlib.compress(json.dumps(raw.get("data"), ensure_ascii=False).encode()),
         good_since=parse_time(annotations.get(names.GOOD_ANNOTATION)),
         rejection=_rejection(annotations.get(names.REJECTED_ANNOTATION)),
     )

@@ -71,6 +71,8 @@ class EngineAnswer:
     error: str = ""
     phase: str = ""
     """A word of `api.types.StartupPhase` while the engine starts, where it tells."""
+    progress: str = ""
+    """How far a download is, for people."""
     window: CountWindow | None = None
     """What its counters did lately; None before they were read twice."""
 

@@ -76,6 +76,8 @@ class Views:
     """What the profile demands of the GPUs; None where it is not known."""
     devices: Mapping[str, DeviceFacts] = field(default_factory=dict)
     """What the running engines say of their GPUs, by pod uid."""
+    progress: Mapping[str, str] = field(default_factory=dict)
+    """How far downloads are, by pod uid."""
     conflict: str = ""
     """The service that pins the same GPU, in words; empty if none does."""
 
@@ -210,7 +212,7 @@ def _model(pod: PodFacts, views: Views) -> Finding:
     words = views.words.get(pod.uid)
     if words is not None and words.reason == "FailedMount" and "hostPath type check failed" in words.message:
         return _false(Reason.PATH_NOT_FOUND, f"On node `{pod.node}`: {words.message}")
-    if (download := _download(pod)) is not None:
+    if (download := _download(pod, views.progress.get(pod.uid, ""))) is not None:
         return download
     if container is None:
         return Finding.unknown(message="The engine has not looked at the model yet.")
@@ -221,7 +223,7 @@ def _model(pod: PodFacts, views: Views) -> Finding:
     return Finding.unknown(message="The engine has not loaded the model yet.")
 
 
-def _download(pod: PodFacts) -> Finding | None:
+def _download(pod: PodFacts, progress: str) -> Finding | None:
     """How the download stands; None where none is needed, or all is there."""
     for step in pod.steps:
         what = step.name.removeprefix("fetch-")
@@ -237,7 +239,8 @@ def _download(pod: PodFacts) -> Finding | None:
             return _false(Reason.DOWNLOAD_FAILED, f"{found} {step.exit.code}{killed}")
         if step.running:
             tries = f", try {step.restarts + 1}" if step.restarts else ""
-            text = f"The {what} is being downloaded by `{step.name}` of `{pod.name}`{tries}."
+            far = f": {progress}" if progress else ""
+            text = f"The {what} is being downloaded by `{step.name}` of `{pod.name}`{tries}{far}."
             return Finding.false(Reason.DOWNLOADING, text)
     return None
 

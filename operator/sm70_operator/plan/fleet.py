@@ -48,7 +48,7 @@ class Member:
 
     @property
     def can_run(self) -> bool:
-        return self.document is not None or (self.deployment is not None and not self.deployment.deleting)
+        return (self.deployment is not None and not self.deployment.deleting) or self.document is not None
 
 
 @dataclass(frozen=True)

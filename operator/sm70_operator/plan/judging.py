@@ -114,7 +114,11 @@ def _preflight(
         if obstacle := preflight_obstacle(pods, snapshot.node_words):
             return Check(because=f"The preflight is left out. {obstacle}")
         stuck = _stuck(snapshot, job, now)
-        return Check(CheckState.FAILED, stuck) if stuck else Check(CheckState.RUNNING, f"`{job.object.name}` runs.")
+        if stuck:
+            return Check(CheckState.FAILED, stuck)
+        answers = [snapshot.answers.get(pod.uid, EngineAnswer()) for pod in pods if pod.downloading]
+        far = next((f" It downloads: {answer.progress}." for answer in answers if answer.progress), "")
+        return Check(CheckState.RUNNING, f"`{job.object.name}` runs.{far}")
     result = judge_preflight(pods)
     if result is None:
         why = printable(job.message, 500) or "it left no report"

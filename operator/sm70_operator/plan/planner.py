@@ -137,6 +137,7 @@ def _look(snapshot: Snapshot, fleet: Fleet, intent: Target | Rejected, name: str
         words=snapshot.node_words,
         pods_refused=_pods_refused(fleet, name),
         hardware=subject.hardware,
+        progress={uid: answer.progress for uid, answer in snapshot.answers.items() if answer.progress},
         devices={uid: answer.report.device for uid, answer in snapshot.answers.items() if answer.report is not None},
         conflict=pinning_conflicts(snapshot.pinned).get(str(snapshot.resource.key), ""),
     )

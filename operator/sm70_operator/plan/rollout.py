@@ -173,7 +173,7 @@ def _steady(question: Question, target: Target) -> Decision:
         if surged and left > timedelta(0):
             here = replace(here, run=(fallback, name))  # as long as it may be needed, it is kept beside
     if left > timedelta(0):
-        text = f"Revision {name} has the traffic and is watched for another {_about(left)}."
+        text = f"Revision {name} has the traffic and is watched until {question.now + left:%H:%M:%S} UTC."
         return replace(here, step=Step.BAKING, because=text, wake_seconds=left.total_seconds() + 1)
     return replace(here, proven=name if ready else None)
 
@@ -184,12 +184,6 @@ def _is_good(question: Question, name: str) -> bool:
     if record is None or record.good_since is None:
         return False
     return question.promoted_at is None or record.good_since >= question.promoted_at
-
-
-def _about(left: timedelta) -> str:
-    """In steps that do not make every look a change of the status."""
-    seconds = int(left.total_seconds())
-    return "minute at most" if seconds < 60 else f"{-(-seconds // 60)} min at most"
 
 
 def _bake_left(question: Question, target: Target) -> timedelta:

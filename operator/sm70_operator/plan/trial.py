@@ -157,7 +157,7 @@ def _phase(pod: PodFacts, answer: EngineAnswer | None) -> StartupPhase:
         return StartupPhase.SERVING
     if not pod.scheduled:
         return StartupPhase.SCHEDULING
-    if any(step.running for step in pod.steps):
+    if pod.downloading:
         return StartupPhase.DOWNLOADING
     if container is None or (not container.running and container.exit is None):
         fetches = any(step.running or step.exit is not None for step in pod.steps)

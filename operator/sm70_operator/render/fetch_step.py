@@ -79,7 +79,10 @@ def _arguments(source: CheckpointSource, hub: HubSource, mount: str) -> list[str
 
 
 def _environment(revision: Revision, source: CheckpointSource, hub: HubSource) -> list[Manifest]:
-    variables: list[Manifest] = [{"name": names.HOME_VARIABLE, "value": "/tmp"}]  # noqa: S108
+    variables: list[Manifest] = [
+        {"name": names.HOME_VARIABLE, "value": "/tmp"},  # noqa: S108
+        {"name": names.STATUS_PORT_VARIABLE, "value": str(names.STATUS_PORT)},
+    ]
     variables += [
         {"name": one.name, "value": one.value}
         for one in revision.user_env

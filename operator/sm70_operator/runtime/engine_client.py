@@ -45,7 +45,8 @@ class EngineClient:
         try:
             async with asyncio.timeout(self._timeout):
                 data = await self._get(address, self._status_port, names.STARTUP_PATH)
-            return EngineAnswer(phase=str(StartupReport.model_validate_json(data).phase))
+            report = StartupReport.model_validate_json(data)
+            return EngineAnswer(phase=str(report.phase), progress=_progress(report))
         except (TimeoutError, ValidationError, _UnusableError, httpx.HTTPError, httpx.InvalidURL) as error:
             return EngineAnswer(error=type(error).__name__)
 
@@ -65,3 +66,12 @@ class EngineClient:
 
 class _UnusableError(Exception):
     """The answer is not a report."""
+
+
+def _progress(report: StartupReport) -> str:
+    """`1.2 of 18.3 GB (6 %)`; empty where nothing is downloaded, or its size is not known."""
+    done, total = report.done_bytes, report.total_bytes
+    if done is None or not total:
+        return ""
+    unit, word = (10**9, "GB") if total >= 10**9 else (10**6, "MB")
+    return f"{min(done, total) / unit:.1f} of {total / unit:.1f} {word} ({100 * min(done, total) // total} %)"

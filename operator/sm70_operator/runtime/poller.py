@@ -110,13 +110,13 @@ class Poller:
         wanted = {
             pod.uid: pod
             for pod in pods
-            if pod.container is not None and pod.container.running and pod.ip and not pod.deleting
+            if pod.ip and not pod.deleting and _talks(pod)
         }
         for uid in self._by_service.get(key, set()) - wanted.keys():
             self._drop(uid)
         for uid, pod in wanted.items():
             known = self._pods.get(uid)
-            container = pod.container.id if pod.container is not None else ""
+            container = _talks(pod)
             started = pod.container is not None and pod.container.started
             if known is None or (known.address, known.container, known.started) != (pod.ip, container, started):
                 self._pods[uid] = _Pod(key, pod.ip, container, started)
@@ -178,9 +178,17 @@ class Poller:
         if self._pods.get(uid) is not pod:
             return
         before, pod.answer = pod.answer, found
-        if found.phase and (before is None or before.phase != found.phase):
+        said = (found.phase, found.progress)
+        if found.phase and (before is None or (before.phase, before.progress) != said):
             self._changed(pod.key)
         self._queue.add_after(uid, min(self._poll_seconds, STARTING_SECONDS) * random.uniform(0.9, 1.1))  # noqa: S311
+
+
+def _talks(pod: PodFacts) -> str:
+    """The container that can be asked: the server, or the download before it; empty while there is none."""
+    if pod.container is not None and pod.container.running:
+        return pod.container.id or pod.container.name
+    return next((step.id or step.name for step in pod.steps if step.running), "")
 
 
 def _meaning(answer: EngineAnswer) -> tuple[AccelerationReport | None, str]:

@@ -84,7 +84,8 @@ class Reconciler:
             return None
         resource = self._status_writer.current(resource)
         pods = store.pods_of(key)
-        if not self._poller.follow(key, pods) and not resource.deleting:
+        downloads = tuple(pod for pod in store.job_pods_of(key) if pod.downloading)
+        if not self._poller.follow(key, (*pods, *downloads)) and not resource.deleting:
             # Without the engines' word the status would tell less than it did before this process started.
             self._metrics.reconciles.labels("waiting").inc()
             return None
