@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,12 +122,23 @@ def start(python: Path, folder: Path, profile: str, model: Path, **fields: Any) 
     """Starts a server for the request; it may not answer yet."""
     port = free_port()
     document = json.dumps(request(profile, model, port, **fields))
+    return Server(run(python, folder, (), SM70_SERVE_REQUEST=document), port, folder)
+
+
+def type_in(python: Path, folder: Path, model: Path, profile: str, *options: str, **variables: str) -> Server:
+    """Starts a server as a person does, by the command line."""
+    port = free_port()
+    arguments = (str(model), "--profile", profile, "--host", "127.0.0.1", "--port", str(port), *options)
+    return Server(run(python, folder, arguments, **variables), port, folder)
+
+
+def run(python: Path, folder: Path, arguments: Sequence[str], **variables: str) -> subprocess.Popen[bytes]:
+    """Starts `sm70-serve` of the lane; what it says goes into the folder's log."""
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(python.parent / "sm70-serve")],
-            env=environment(folder, SM70_SERVE_REQUEST=document),
+        return subprocess.Popen(
+            [str(python.parent / "sm70-serve"), *arguments],
+            env=environment(folder, **variables),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    return Server(process, port, folder)

@@ -8,7 +8,7 @@ from typing import Protocol
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sm70_profiles.report import AccelerationReport, PathState
+from sm70_profiles.report import AccelerationReport, CacheState, PathState
 
 REPLAYS = "Counted are dispatches from Python, not replays of CUDA graphs."
 
@@ -44,6 +44,21 @@ def series(report: AccelerationReport) -> Iterator[Metric]:
             ("sm70_compile_cache_files_added", "added since this start", cache.files_added),
         ):
             yield GaugeMetricFamily(name, f"Files in the compile cache {when}.", value=value or 0)
+        held = GaugeMetricFamily(
+            "sm70_compile_cache_state", "1 for what the cache did at this start.", labels=["state"]
+        )
+        for cached in CacheState:
+            held.add_metric([cached], float(cache.state is cached))
+        yield held
+    if report.startup is not None:
+        took = GaugeMetricFamily("sm70_startup_seconds", "How long a phase of this start took.", labels=["phase"])
+        for phase, seconds in report.startup.seconds.items():
+            took.add_metric([phase], seconds)
+        yield took
+    if report.capacity is not None:
+        yield GaugeMetricFamily(
+            "sm70_kv_cache_tokens", "Tokens that the KV cache holds.", value=report.capacity.kv_tokens
+        )
 
 
 class ReportCollector(Collector):

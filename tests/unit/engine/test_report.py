@@ -26,7 +26,17 @@ from sm70_engine.plugin.effective import effective_settings
 from sm70_engine.session import Session, SessionError, SessionFolder, current_session
 from sm70_profiles.catalog import load_profile
 from sm70_profiles.facts import Interconnect
-from sm70_profiles.report import AccelerationReport, PathReport, PathState, RouteCount, UuidSource, parse_report
+from sm70_profiles.report import (
+    AccelerationReport,
+    CapacityReport,
+    PathReport,
+    PathState,
+    RouteCount,
+    StartupPhase,
+    StartupReport,
+    UuidSource,
+    parse_report,
+)
 from sm70_profiles.resolver import Facts, ServeRequest, resolve
 from sm70_profiles.routes import ROUTES, Stage
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, AllowedDisabledPath, KvCacheDtype, Overrides
@@ -143,7 +153,9 @@ def test_the_series_are_those_that_dashboards_know() -> None:
     now: list[AccelerationReport] = []
     registry.register(ReportCollector(lambda: SimpleNamespace(report=lambda: now[-1]) if now else None))
     assert generate_latest(registry) == b""  # the engine is not there yet
-    now.append(report(counts))
+    started = StartupReport(phase=StartupPhase.SERVING, since="now", seconds={StartupPhase.LOADING_WEIGHTS: 2.5})
+    held = CapacityReport(kv_tokens=4096, block_size=16, max_model_len=4096, residents_at_max_len=1)
+    now.append(report(counts).model_copy(update={"startup": started, "capacity": held}))
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
@@ -155,6 +167,10 @@ def test_the_series_are_those_that_dashboards_know() -> None:
     assert samples["sm70_route_dispatch_total", "attention_e5m2_reference", "prefill"] == 3
     assert samples[("sm70_route_fallback_total",)] == 3
     assert samples[("sm70_compile_cache_files_added",)] == 0
+    assert samples["sm70_compile_cache_state", "Off"] == 1
+    assert samples["sm70_compile_cache_state", "Warm"] == 0
+    assert samples["sm70_startup_seconds", "LoadingWeights"] == 2.5
+    assert samples[("sm70_kv_cache_tokens",)] == 4096
 
 
 @pytest.mark.parametrize(
