@@ -107,11 +107,7 @@ class Poller:
         """From now on exactly these pods of the service are asked: those that serve for their report, those that start
         for their phase. True once each that serves has been asked at least once.
         """
-        wanted = {
-            pod.uid: pod
-            for pod in pods
-            if pod.ip and not pod.deleting and _talks(pod)
-        }
+        wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.deleting and _talks(pod)}
         for uid in self._by_service.get(key, set()) - wanted.keys():
             self._drop(uid)
         for uid, pod in wanted.items():

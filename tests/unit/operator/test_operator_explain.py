@@ -114,6 +114,8 @@ def test_a_download_is_told_while_it_runs() -> None:
     found = told(fetching({"running": {}}))
     assert (found[MODEL].status, found[MODEL].reason) == (ConditionStatus.FALSE, Reason.DOWNLOADING)
     assert "`fetch-model`" in found[MODEL].message
+    far = told(fetching({"running": {}}), replace(VIEWS, progress={"uid-pod-1": "1.2 of 18.3 GB (6 %)"}))
+    assert "1.2 of 18.3 GB (6 %)" in far[MODEL].message
     assert found[ENGINE].status is ConditionStatus.UNKNOWN
 
 

@@ -220,7 +220,7 @@ def test_a_download_fills_the_claim_and_the_server_only_reads_it() -> None:
     assert step["args"][step["args"].index("--to") + 1] == folder
     assert step["args"][step["args"].index("--revision") + 1] == "0" * 40
     variables = {one["name"]: one for one in step["env"]}
-    assert set(variables) == {"HOME", "HF_ENDPOINT", "HF_TOKEN"}
+    assert set(variables) == {"HOME", "SM70_STATUS_PORT", "HF_ENDPOINT", "HF_TOKEN"}
     assert variables["HF_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "tiny-api-key"
     (claim,) = (one for one in pod["volumes"] if "persistentVolumeClaim" in one)
     assert claim["persistentVolumeClaim"] == {"claimName": "downloads"}, "one volume, writable"
