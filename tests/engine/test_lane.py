@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine.server import environment
+from engine.server import environment, request
 from sm70_engine.tinymodel.chains import CHAINS
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.termination import parse_termination
+from sm70_profiles.termination import Termination, TerminationKind, parse_termination
 
 pytestmark = pytest.mark.engine
 
@@ -92,3 +92,32 @@ def test_each_override_of_the_release_document_disables_exactly_its_paths(
         assert refusal["reason"] == TerminationReason.ACCELERATION_REFUSED
         assert all(f"{path} is disabled: {reason}" in refusal["message"] for path in disabled)
         assert all(f"{path}: " in refusal["remedy"] for path in disabled)
+
+
+def preflight(lane: Path, folder: Path, models: Path, *extra: str) -> Termination:
+    document = request(
+        "tiny_hybrid_reference_release", models / "tiny", 8000, draftPath=str(models / "draft"), extraArgs=extra
+    )
+    variables = environment(folder, SM70_SERVE_REQUEST=json.dumps(document))
+    process = subprocess.run(
+        [str(lane.parent / "sm70-serve"), "--preflight"], env=variables, capture_output=True, text=True, timeout=240
+    )
+    found = parse_termination((folder / "termination-log").read_text())
+    assert found is not None, process.stderr[-4000:]
+    assert found.kind is TerminationKind.PREFLIGHT
+    assert process.returncode == (0 if found.reason is TerminationReason.PASSED else 2)
+    return found
+
+
+def test_a_preflight_asks_the_installed_engine_whether_it_accepts_the_arguments(
+    lane: Path, models: Path, tmp_path: Path
+) -> None:
+    found = preflight(lane, tmp_path, models, "--seed", "one")
+    (finding,) = found.findings
+    assert (finding.reason, finding.subject) == (TerminationReason.REFUSED, "arguments")
+    assert "argument --seed: invalid int value: 'one'" in finding.message
+
+
+@pytest.mark.full
+def test_a_preflight_of_a_good_request_passes(lane: Path, models: Path, tmp_path: Path) -> None:
+    assert preflight(lane, tmp_path, models).findings == ()

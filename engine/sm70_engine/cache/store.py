@@ -71,7 +71,7 @@ def restore(volume: Path, key: str, work: Path) -> int:
             _copy_checked(entry / _FILES / name, work / name, wanted)
     except OSError as error:
         _empty(work)
-        raise EntryError(f"the entry cannot be read: {error.strerror or error}") from None
+        raise EntryError(f"the entry cannot be copied: {error.strerror or error}") from None
     except EntryError:
         _empty(work)
         raise

@@ -146,7 +146,7 @@ DAMAGES = [
     (damage_missing, "missing"),
     (damage_link, "missing"),
     (damage_manifest, "damaged or of another version"),
-    (damage_no_manifest, "cannot be read"),
+    (damage_no_manifest, "cannot be copied"),
     (damage_version, "damaged or of another version"),
     (damage_identity, "of another version"),
     (damage_place, "no name of a file"),
