@@ -67,6 +67,7 @@ class Process:
             settings=settings,
             metrics=self.metrics,
             may_act=self.may_act,
+            ended=self.watches.ended,
         )
         self.health = HealthServer(
             self.metrics,

@@ -9,7 +9,7 @@ import kopf
 
 from sm70_operator.api import names
 from sm70_operator.api.qualification import parse_evidence
-from sm70_operator.observe.facts import parse_node, parse_object, parse_pod
+from sm70_operator.observe.facts import PodFacts, parse_node, parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import parse_revision
 from sm70_operator.observe.snapshot import Key, Resource
@@ -30,8 +30,14 @@ OURS = (names.GROUP, names.VERSION, names.PLURAL)
 NODES = ("", "v1", "nodes")
 
 
-def registry(settings: Settings, woken: Callable[[Store, Key], None]) -> kopf.OperatorRegistry:
-    """Everything that kopf has to do for us. `woken` is called for every event, after the first lists are complete."""
+def registry(
+    settings: Settings,
+    woken: Callable[[Store, Key], None],
+    ended: Callable[[Key, PodFacts], None] = lambda key, pod: None,
+) -> kopf.OperatorRegistry:
+    """Everything that kopf has to do for us. `woken` is called for every event, after the first lists are complete;
+    `ended` is told of a pod that is gone, whose last words stand nowhere else.
+    """
     made = kopf.OperatorRegistry()
 
     @kopf.index(*OURS, id="resources", registry=made)
@@ -49,6 +55,7 @@ def registry(settings: Settings, woken: Callable[[Store, Key], None]) -> kopf.Op
     ):
         kopf.index(*CHILDREN[index], id=index, registry=made)(_indexer(parse))
         kopf.on.event(*CHILDREN[index], id=f"{index}-event", registry=made)(_child_event(settings, woken))
+    kopf.on.event(*CHILDREN["pods"], id="pods-gone", registry=made)(_pod_gone(ended))
 
     @kopf.index(*CHILDREN["evidence"], id="evidence", registry=made)
     def evidence(body: kopf.Body, namespace: str | None, **_: Any) -> dict[str, Any]:
@@ -83,6 +90,15 @@ def _child_event(settings: Settings, woken: Callable[[Store, Key], None]) -> Cal
         service = labels.get(names.SERVICE_LABEL)
         if service:
             woken(_store(settings, kwargs), Key(namespace, service))
+
+    return event
+
+
+def _pod_gone(ended: Callable[[Key, PodFacts], None]) -> Callable[..., Any]:
+    async def event(body: kopf.Body, labels: Mapping[str, str], namespace: str, **kwargs: Any) -> None:
+        service = labels.get(names.SERVICE_LABEL)
+        if kwargs.get("type") == "DELETED" and service:
+            ended(Key(namespace, service), parse_pod(dict(body)))
 
     return event
 

@@ -105,6 +105,8 @@ class Snapshot:
     deployments: tuple[ObjectFacts, ...] = ()
     pods: tuple[PodFacts, ...] = ()
     """The engines' pods of every revision, also those that are ending; no pods of Jobs."""
+    gone: PodFacts | None = None
+    """The pod that went last, in its final state."""
     service: ObjectFacts | None = None
     """The public Service."""
     candidate: ObjectFacts | None = None

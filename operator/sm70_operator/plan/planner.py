@@ -106,7 +106,7 @@ def _world(
         evidence=outcome.evidence,
         subject=name if subject is not None else None,
         pods=outcome.about.pods,
-        all_pods=snapshot.pods,
+        all_pods=(*snapshot.pods, *([snapshot.gone] if snapshot.gone is not None else [])),
         answers=snapshot.answers,
         url=service_url(owner_of(snapshot)) if snapshot.service is not None else None,
         effective=subject.effective() if subject is not None else None,

@@ -255,10 +255,11 @@ def _begin(question: Question, target: Target, wait: Decision, base: str | None)
 def _judge(question: Question, target: Target, base: str | None) -> Decision:
     """The target runs without traffic."""
     fleet, name = question.fleet, target.name
-    wanted = target.spec.rollout.strategy
-    beside = base is not None and fleet[base].asks and wanted is not RolloutStrategy.IN_PLACE
+    told = question.announced
+    rollout = told if told is not None and told.revision == name else None
+    in_place = RolloutStrategy.IN_PLACE in (target.spec.rollout.strategy, rollout.strategy if rollout else "")
+    beside = base is not None and fleet[base].asks and not in_place
     run = (base, name) if beside and base is not None else (name,)
-    rollout = question.announced if question.announced is not None and question.announced.revision == name else None
     here = Decision(run=run, traffic=base, step=Step.STARTING, candidate=name, rollout=rollout)
     fallback, trial = fallback_of(fleet, name), question.trial
     if trial.state is TrialState.WAITING and trial.reason in _NO_ROOM and beside and base is not None:

@@ -58,6 +58,7 @@ class Reconciler:
         settings: Settings,
         metrics: Metrics,
         may_act: Callable[[], bool],
+        ended: Callable[[Key], PodFacts | None] = lambda key: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
@@ -69,6 +70,7 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._may_act = may_act
+        self._ended = ended
         self._clock = clock
         self._profiles: dict[Key, tuple[KeyReference, _Kept]] = {}
         self._words: dict[str, _Kept] = {}
@@ -140,6 +142,7 @@ class Reconciler:
             resource=resource,
             deployments=store.deployments_of(key),
             pods=pods,
+            gone=self._ended(key),
             service=store.service_of(key),
             candidate=store.candidate_of(key),
             claim=store.claim_of(key),

@@ -12,12 +12,14 @@ import kopf
 
 from sm70_operator import handlers
 from sm70_operator.api import names
+from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.snapshot import Key
 from sm70_operator.observe.store import Store
 from sm70_operator.runtime.health import WatchClock
 from sm70_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
+ENDED_KEPT = 10_000
 
 
 class Watches:
@@ -31,6 +33,7 @@ class Watches:
         self.store: Store | None = None
         """The caches, once all of them are complete."""
         self.running = False
+        self._ended: dict[Key, PodFacts] = {}
         self.clock = WatchClock(handlers.PLURALS)
         self.clock.relisted = self._relisted
 
@@ -72,13 +75,23 @@ class Watches:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     def _registry(self) -> kopf.OperatorRegistry:
-        registry = handlers.registry(self._settings, self._event)
+        registry = handlers.registry(self._settings, self._event, self._pod_ended)
         kopf.on.login(registry=registry)(self._login)
         return registry
 
     def _event(self, store: Store, key: Key) -> None:
         self.store = store
         self._woken(key)
+
+    def _pod_ended(self, key: Key, pod: PodFacts) -> None:
+        self._ended.pop(key, None)
+        self._ended[key] = pod
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def ended(self, key: Key) -> PodFacts | None:
+        """The service's pod that went last since this process started, in its final state."""
+        return self._ended.get(key)
 
     def _relisted(self, path: str) -> None:
         """kopf does not tell of objects that vanished between two lists, so its caches are not to be trusted now."""

@@ -16,7 +16,10 @@ from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Snapshot
 from sm70_operator.plan.plan import Action, Apply, Delete, Plan, Record, Scale
 from sm70_operator.plan.planner import plan
 from sm70_operator.render import revision
-from sm70_profiles.report import PathState
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import PathState, RouteCount
+from sm70_profiles.routes import Stage
+from sm70_profiles.termination import Termination, TerminationKind
 from unit.operator.builders import (
     IMAGE,
     NOW,
@@ -348,3 +351,25 @@ def test_the_history_is_bounded_and_keeps_what_is_needed() -> None:
         ("ControllerRevision", f"tiny-{target(documents[1]).name}"),
         ("ControllerRevision", f"tiny-{target(documents[2]).name}"),
     ]
+
+
+def test_the_last_words_of_a_server_that_was_asked_to_end_stay_in_the_status() -> None:
+    words = Termination(
+        kind=TerminationKind.SHUTDOWN,
+        reason=TerminationReason.SHUTDOWN,
+        message="ended by SIGTERM",
+        routes=(RouteCount(route="gdn_reference", stage=Stage.DECODE, dispatches=345),),
+    )
+    last = {"terminated": {"exitCode": 0, "message": words.encode().decode(), "finishedAt": "2026-11-30T11:59:50Z"}}
+    gone = parse_pod(placed(OLD_NAME, {"state": last}, "pod-9"))
+    found = planned(replace(running(NEW), gone=gone))
+    assert found.status is not None
+    assert found.status.routes is not None
+    kept = found.status.routes.last_shutdown
+    assert kept is not None
+    assert (kept.pod, kept.revision, kept.items[0].dispatches) == ("pod-9", OLD_NAME, 345)
+    status = found.status.model_dump(mode="json", by_alias=True)
+    later = planned(running(NEW, of=resource(NEW, status=status))).status
+    assert later is not None
+    assert later.routes is not None
+    assert later.routes.last_shutdown == kept
