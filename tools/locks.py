@@ -26,6 +26,7 @@ class Lock:
 
 
 LOCKS = {
+    "dev": Lock(("../pyproject.toml",), ("dev",)),
     "operator": Lock(("../pyproject.toml",), ("operator", "qualify")),
     "cpu-lane": Lock(("cpu-lane.in", "../pyproject.toml"), ("engine",), "cpu-lane.overrides"),
     "sm70-lane": Lock(("sm70-lane.in", "../pyproject.toml"), ("engine",), "sm70-lane.overrides", left_out="vllm"),

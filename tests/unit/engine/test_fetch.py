@@ -244,7 +244,6 @@ def test_usage(more: list[str], words: str, tmp_path: Path, capsys: pytest.Captu
 def test_modelscope_through_its_own_library(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("modelscope_hub", reason="modelscope-hub (extra `fetch`) is not installed here")
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "home"))
     hub, folder = LoopbackHub(), tmp_path / "model"
