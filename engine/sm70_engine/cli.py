@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from sm70_engine.acceleration.routes import CountersError, create_counters, read_counters
 from sm70_engine.acceleration.startup import enter
 from sm70_engine.cache.key import complete
-from sm70_engine.cache.use import prepared
+from sm70_engine.cache.use import CacheUse, prepared
 from sm70_engine.serve.arguments import USAGE, CommandLine, read_command_line
 from sm70_engine.serve.display import decisions
 from sm70_engine.serve.failure import ServeError
@@ -84,11 +84,16 @@ def _serve(launch: Launch, environment: MutableMapping[str, str]) -> int:
         create_counters(folder.counters)
         enter(folder.startup, StartupPhase.STARTING)
         with answered(environment, folder.startup):
-            return _supervise(launch, {**environment, **launch.environment, **cache.variables()}, folder, environment)
+            variables = {**environment, **launch.environment, **cache.variables()}
+            return _supervise(launch, variables, folder, environment, cache)
 
 
 def _supervise(
-    launch: Launch, variables: dict[str, str], folder: SessionFolder, environment: MutableMapping[str, str]
+    launch: Launch,
+    variables: dict[str, str],
+    folder: SessionFolder,
+    environment: MutableMapping[str, str],
+    cache: CacheUse,
 ) -> int:
     supervisor = Supervisor(
         launch.command, {**variables, SESSION_ENVIRONMENT: str(folder.path)}, launch.request.drain_timeout_seconds
@@ -108,6 +113,9 @@ def _supervise(
     status = supervisor.run(at_signal)
     if supervisor.asked is not None:
         how = "" if status == 0 else f"; the server's own status was {status}"
+        # The message stands already: if the grace period ends in what follows, nothing is lost but the extension.
+        if status == 0 and (more := cache.extend()):
+            print(f"sm70-serve: compile cache: {more} files that requests compiled are published too", flush=True)
         return _end(shutdown(f"ended by {supervisor.asked.name}{how}", counts()), 0, environment)
     refusal = folder.refusal()
     if refusal is not None:

@@ -51,6 +51,8 @@ def test_an_override_disables_exactly_its_paths(
     off = {path.name: path.reason for path in report.paths if path.expected and path.state is not PathState.ENABLED}
     assert off == dict.fromkeys(disabled, reason)
     assert (report.summary.enabled, report.summary.total) == (8 - len(disabled), 8)
+    settled = [(row.field, row.requested, row.view) for row in report.settled]
+    assert settled == ([("block_size", "16", "worker 0")] if case == "pages of 16" else [])
     ready = server.http.get("/sm70/ready")
     assert ready.status_code == 503
     assert ready.json()["path"] in disabled

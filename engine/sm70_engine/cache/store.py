@@ -78,6 +78,15 @@ def restore(volume: Path, key: str, work: Path) -> int:
     return len(manifest.files)
 
 
+def entry_size(volume: Path, key: str) -> int:
+    """How many files the newest entry of the key has; 0 when there is none that can be read."""
+    entry = _newest(volume / key)
+    try:
+        return len(_read_manifest(entry, key).files) if entry is not None else 0
+    except (OSError, EntryError):
+        return 0
+
+
 def publish(volume: Path, identity: CompileCacheIdentity, work: Path, parts: Iterable[str]) -> int:
     """Makes the folder's files (below `parts`) the newest entry of the key; returns how many there are.
 

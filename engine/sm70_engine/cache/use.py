@@ -83,6 +83,24 @@ class CacheUse(Document):
             return self._report(CacheState.UNWRITABLE, added, message)
         return self._report(CacheState.COLD, added, f"{why}; {published} are published for the next start")
 
+    def extend(self) -> int:
+        """Publishes what requests have compiled since the start; returns how many files more there are.
+
+        Called when the server has ended as it was asked to: then no file is half written. An entry is only ever
+        extended: what a start could not publish stays unpublished.
+        """
+        if self.work is None or self.volume is None or self.identity is None or self.key is None:
+            return 0
+        published = store.entry_size(Path(self.volume), self.key)
+        more = sum(1 for _ in store.files_below(Path(self.work), PARTS)) - published
+        if not published or more <= 0:
+            return 0
+        try:
+            store.publish(Path(self.volume), self.identity, Path(self.work), PARTS)
+        except store.StoreError:
+            return 0
+        return more
+
     def _report(self, state: CacheState, added: int | None, message: str) -> CompileCacheReport:
         return CompileCacheReport(
             enabled=self.enabled,

@@ -191,6 +191,20 @@ def test_starts_are_cold_then_warm_by_measure(tmp_path: Path) -> None:
     assert start(tmp_path, {})[1] is CacheState.WARM
 
 
+def test_what_requests_compile_is_published_at_the_end(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    with prepared(resolution(), IDENTITY, environment) as use:
+        assert use.work is not None
+        written(Path(use.work))
+        assert use.extend() == 0  # a start that has published nothing is not extended
+        use.finish()
+        written(Path(use.work), {"triton/first_call": "kernel"})
+        assert use.extend() == 1
+        assert use.extend() == 0
+    use, state, _ = start(tmp_path, {})
+    assert (state, use.files_before) == (CacheState.WARM, len(FILES) + 1)
+
+
 def test_compiled_code_lies_at_the_same_place_at_every_start(tmp_path: Path) -> None:
     first, second = (start(tmp_path, FILES)[0].work for _ in range(2))
     assert first == second
