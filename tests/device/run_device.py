@@ -17,14 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
 
-from sm70_engine.kernels import bench, build, checks
+from sm70_engine.kernels import bench, bench_prefill, build, checks, grid
 from sm70_engine.kernels.device import Device
 
 
-def run_checks(objects: Path, size: checks.Size, seconds: float) -> list[checks.Result]:
+def run_checks(objects: Path, size: checks.Size, seconds: float, families: tuple[str, ...]) -> list[checks.Result]:
     """All checks with the code that this card would run, until the time is up (which counts as a failure)."""
     device, results, start = Device(objects), [], time.monotonic()
-    for result in checks.run_all(device, size):
+    for result in grid.run_all(device, size, families):
         results.append(result)
         if not result.passed:
             print(f"FAIL {result.name}: error / tolerance {result.ratio:.3g} {result.note}", flush=True)
@@ -47,6 +47,10 @@ def run_bench(
     for row in runner.run(families):
         rows.append(row)
         print(f"{row.kernel:22s} {row.case:42s} {row.microseconds:9.2f} us  share {row.share:.3f}", flush=True)
+    prefills = []
+    for prefill in bench_prefill.prefill_rows(runner, families):
+        prefills.append(prefill)
+        print(f"{prefill.kernel:22s} {prefill.case:42s} {prefill.milliseconds:9.3f} ms  V100 {prefill.v100_tflops} TF")
     totals = bench.linear_totals(rows)
     print("four TP4 linears, share by M:", totals, flush=True)
     return {
@@ -54,7 +58,8 @@ def run_bench(
         "calibration": calibration,
         "linear_totals": totals,
         "rows": [row.as_dict() for row in rows],
-        "table": bench.markdown(rows),
+        "prefill": [row.as_dict() for row in prefills],
+        "table": bench.markdown(rows) + "\n" + bench_prefill.markdown(prefills),
     }
 
 
@@ -80,7 +85,7 @@ def main() -> int:
         "command": " ".join(["python3", *("results" if x == str(options.out) else x for x in sys.argv)]),
         "sources": {name: facts.source_hash for name, facts in device.kernels.facts.items()},
     }
-    results = [] if options.no_checks else run_checks(options.objects, options.size, options.check_seconds)
+    results = [] if options.no_checks else run_checks(options.objects, options.size, options.check_seconds, families)
     failed = [result.name for result in results if not result.passed]
     text = {"about": about, "failed": failed, "checks": [vars(result) for result in results]}
     (options.out / "checks.json").write_text(json.dumps(text, indent=1) + "\n")

@@ -107,72 +107,73 @@ class Bench:
 
     def __init__(self, device: Device, spread: int, multiprocessors: int, kind: str) -> None:
         """`spread`: 4 for a stretched build, else 1. `kind` names what the figures are."""
-        self._device, self._spread, self._kind = device, spread, kind
-        self._part = Partition(device, multiprocessors)
-        self._newer = device.kernels.capability[0] > 7
-        self._scratch = device.put(np.zeros(1 << 16, np.uint64))
+        self.device, self.spread, self.kind = device, spread, kind
+        self.part = Partition(device, multiprocessors)
+        self.newer = device.kernels.capability[0] > 7
+        self.scratch = device.put(np.zeros(1 << 16, np.uint64))
         self._sources: dict[int, DeviceBuffer] = {}
 
-    def _source(self, mask: int) -> DeviceBuffer:
+    def source(self, mask: int) -> DeviceBuffer:
         """Random bits under a mask that keeps them finite, `USEFUL_BYTES` times the stretch of them."""
         if mask not in self._sources:
             self._sources.clear()
             piece = np.random.default_rng(0).integers(0, 2**32, 1 << 24, dtype=np.uint32) & np.uint32(mask)
-            self._sources[mask] = self._device.fill(piece, USEFUL_BYTES * self._spread)
+            self._sources[mask] = self.device.fill(piece, USEFUL_BYTES * self.spread)
         return self._sources[mask]
 
-    def _shared(self, launch: Launch) -> int:
-        if not self._newer:
+    def shared(self, launch: Launch) -> int:
+        """Dynamic shared memory with which no more CTAs share a multiprocessor than on a V100."""
+        if not self.newer:
             return launch.shared_bytes
-        facts = self._device.kernels.facts[launch.family].kernels[launch.kernel]
+        facts = self.device.kernels.facts[launch.family].kernels[launch.kernel]
         return v100.keep_ctas_off(facts.registers, launch.threads, launch.shared_bytes)
 
     def _row(
         self, family: str, case: str, make: Callable[[int], tuple[Launch, ...]], launches: int, useful: int
     ) -> Row:
         def prepared(i: int) -> list[tuple[Launch, int]]:
-            return [(launch, self._shared(launch)) for launch in make(i)]
+            return [(launch, self.shared(launch)) for launch in make(i)]
 
-        times = [1e3 * x / launches for x in self._part.time(prepared, launches)]
-        ghz = self._part.gigahertz(self._scratch)
+        times = [1e3 * x / launches for x in self.part.time(prepared, launches)]
+        ghz = self.part.gigahertz(self.scratch)
         middle = statistics.median(times)
         gbs = useful / middle * 1e-3
-        scale = v100.GIGAHERTZ / ghz if self._newer else 1.0
+        scale = v100.GIGAHERTZ / ghz if self.newer else 1.0
         return Row(
             family=family, case=case, kernel=make(0)[0].kernel, microseconds=round(middle, 3), low=round(min(times), 3),
             high=round(max(times), 3), useful_bytes=useful, useful_gbs=round(gbs, 1), gigahertz=round(ghz, 3),
-            share=round(gbs * scale / v100.MEMORY_GBS, 3), v100_microseconds=round(middle / scale, 2), kind=self._kind,
+            share=round(gbs * scale / v100.MEMORY_GBS, 3), v100_microseconds=round(middle / scale, 2), kind=self.kind,
         )  # fmt: skip
 
     def calibrate(self) -> dict[str, float]:
         """What the card gives in this set-up: useful read rate, launch cost, clock, m8n8k4 or stand-in cycles."""
-        part, device, total = self._part, self._device, USEFUL_BYTES
-        source = self._source(FINITE_FP8)
+        part, device, total = self.part, self.device, USEFUL_BYTES
+        source = self.source(FINITE_FP8)
         read = Launch(
             "calibration", "read_stream", (part.multiprocessors * 8, 1, 1), 256, 0,
-            (ctypes.c_void_p(source.address), ctypes.c_uint64(total // 16), ctypes.c_void_p(self._scratch.address)),
+            (ctypes.c_void_p(source.address), ctypes.c_uint64(total // 16), ctypes.c_void_p(self.scratch.address)),
         )  # fmt: skip
         nothing = Launch("calibration", "nothing", (80, 1, 1), 256, 0, (ctypes.c_void_p(0),))
         result = {
             "multiprocessors": float(part.multiprocessors),
             "useful_read_gbs": total / statistics.median(part.time(lambda _: [(read, 0)], 3)) * 3e-6,
             "empty_launch_us": statistics.median(part.time(lambda _: [(nothing, 0)], 200)) * 5.0,
-            "gigahertz": part.gigahertz(self._scratch),
+            "gigahertz": part.gigahertz(self.scratch),
         }
         out = device.put(np.zeros(80 * 512, np.float32))
         for name, chains in (("dependent", 1), ("independent", 4)):
             arguments = (
-                ctypes.c_void_p(out.address), ctypes.c_void_p(self._scratch.address), ctypes.c_int(1000),
+                ctypes.c_void_p(out.address), ctypes.c_void_p(self.scratch.address), ctypes.c_int(1000),
             )  # fmt: skip
             device.run(Launch("calibration", f"matrix_rate_{name}", (80, 1, 1), 512, 0, arguments))
-            cycles = self._scratch.read()[:80].astype(np.float64)
+            cycles = self.scratch.read()[:80].astype(np.float64)
             # 16 warps: four on each sub-partition
             result[f"mma_cycles_{name}"] = float(cycles.mean()) / 1000 / chains / 4
         return {name: round(value, 3) for name, value in result.items()}
 
     def attention(self, case: AttentionBench) -> Row:
         """One attention, both launches."""
-        layout = CacheLayout.split(case.format, case.page, case.heads, case.dim, self._spread)
+        layout = CacheLayout.split(case.format, case.page, case.heads, case.dim, self.spread)
         token = 2 * case.heads * case.dim * case.format.bytes
         per_sequence = -(-case.context // case.page)
         need = case.sequences * per_sequence
@@ -181,14 +182,14 @@ class Bench:
         layers = max(1, min(LAYERS, blocks // need))
         per_layer = blocks // layers
         steps = max(1, min(per_layer // need, 16))
-        source = self._source(FINITE_HALF if case.format is KvFormat.F16 else FINITE_FP8)
+        source = self.source(FINITE_HALF if case.format is KvFormat.F16 else FINITE_FP8)
         rng = np.random.default_rng(1)
-        tables = self._device.put(rng.permutation(per_layer)[: steps * need].astype(np.int32))
-        lengths = self._device.put(np.full(case.sequences, case.context, np.int32))
+        tables = self.device.put(rng.permutation(per_layer)[: steps * need].astype(np.int32))
+        lengths = self.device.put(np.full(case.sequences, case.context, np.int32))
         width, rows = case.heads * case.group * case.dim, case.sequences * (case.queries or 1)
-        q = self._device.put((rng.standard_normal((rows, width)) * 0.3).astype(np.float16))
-        out = self._device.put(np.zeros((rows, width), np.float16))
-        sms = self._part.multiprocessors
+        q = self.device.put((rng.standard_normal((rows, width)) * 0.3).astype(np.float16))
+        out = self.device.put(np.zeros((rows, width), np.float16))
+        sms = self.part.multiprocessors
         plan: DecodePlan | VerifyPlan
         if case.queries:
             splits = plans.verify_splits(layout, case.sequences, sms)
@@ -196,9 +197,9 @@ class Bench:
         else:
             splits = plans.decode_splits(layout, case.sequences, case.group, sms)
             plan = DecodePlan(layout, case.sequences, case.group, splits, case.window)
-        partial = self._device.put(np.zeros(plan.partial_floats, np.float32))
-        stats = self._device.put(np.zeros(plan.stats_floats, np.float32))
-        tickets = self._device.put(np.zeros(plan.tickets, np.uint32))
+        partial = self.device.put(np.zeros(plan.partial_floats, np.float32))
+        stats = self.device.put(np.zeros(plan.stats_floats, np.float32))
+        tickets = self.device.put(np.zeros(plan.tickets, np.uint32))
 
         def make(i: int) -> tuple[Launch, ...]:
             layer, step = i % layers, i // layers % steps
@@ -220,13 +221,13 @@ class Bench:
         """One NVFP4 linear."""
         useful = case.n * case.k * 9 // 16 * (2 if case.gated else 1)
         copies = max(1, min(USEFUL_BYTES // useful, 200))
-        source = self._source(FINITE_FP8)
-        a = self._device.put((np.random.default_rng(2).standard_normal((64, case.k)) * 0.1).astype(np.float16))
-        out = self._device.put(np.zeros(64 * case.n, np.float16))
+        source = self.source(FINITE_FP8)
+        a = self.device.put((np.random.default_rng(2).standard_normal((64, case.k)) * 0.1).astype(np.float16))
+        out = self.device.put(np.zeros(64 * case.n, np.float16))
 
         def make(i: int) -> tuple[Launch, ...]:
             product = plans.linear(
-                m=case.m, n=case.n, k=case.k, weight=source.address + i % copies * useful * self._spread,
+                m=case.m, n=case.n, k=case.k, weight=source.address + i % copies * useful * self.spread,
                 a=a.address, out=out.address, scale=1e-3, a_stride=case.k, out_stride=case.n, tile=case.tile,
                 up_scale=1e-3 if case.gated else None,
             )  # fmt: skip

@@ -173,7 +173,7 @@ def run_prefill(backend: Backend, case: PrefillCase, data: PrefillData, *, bridg
 
 
 def prefill_reference(case: PrefillCase, data: PrefillData, sample: int = 0) -> tuple[Array, Array, Array]:
-    """Query tokens (all, or about `sample` of a sequence), their output in FP64 [tokens, heads, group, D], tolerance."""
+    """Query tokens (all, or about `sample` of a sequence), output in FP64 [tokens, heads, group, D], tolerance."""
     width, at = case.heads * case.group * case.dim, 0
     chosen, wants, tolerances = [], [], []
     for i, (queries, length) in enumerate(case.sequences):

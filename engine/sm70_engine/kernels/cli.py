@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import build, checks, report, toolchain
+from . import build, checks, grid, report, toolchain
 from .backend import Backend
 from .emulator import Emulator
 from .errors import KernelError
@@ -79,7 +79,7 @@ def _check(options: argparse.Namespace) -> int:
 
         backend = Device(options.objects or objects_folder())
     failed = total = 0
-    for result in checks.run_all(backend, options.size):
+    for result in grid.run_all(backend, options.size):
         total += 1
         failed += not result.passed
         verdict = "ok  " if result.passed else "FAIL"
@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from . import bench
+    from . import bench, bench_prefill
     from .device import Device
 
     objects = options.objects or objects_folder()
@@ -104,14 +104,18 @@ def _bench(options: argparse.Namespace) -> int:
             raise KernelError("--proxy predicts a V100 on a newer card; this is one: leave it out and measure")
         variants = [variant for variant in build.TIMING if variant.spread > 1]
         runs = [(Device(objects, x.name), x, 80, f"prediction ({x.name})") for x in variants]
-    rows = []
+    rows, prefills = [], []
     for device, variant, sms, kind in runs:
         runner = bench.Bench(device, variant.spread, sms, kind)
         print(f"{device.name}: {runner.calibrate()}", file=sys.stderr)
         rows += list(runner.run(families))
-    print(bench.markdown(rows), end="")
+        prefills += list(bench_prefill.prefill_rows(runner, families))
+    print(bench.markdown(rows))
+    print(bench_prefill.markdown(prefills), end="")
     if options.json:
-        options.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
+        options.json.write_text(
+            json.dumps([x.as_dict() for x in rows] + [x.as_dict() for x in prefills], indent=1) + "\n"
+        )
     return 0
 
 

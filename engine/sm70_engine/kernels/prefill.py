@@ -52,7 +52,7 @@ def _require(condition: bool, text: str) -> None:
 
 
 def prefill_shared_bytes(dim: int) -> int:
-    """Dynamic shared memory of a prefill CTA: Q, two panels of K or V, two of probabilities, sums, maxima, addresses."""
+    """Dynamic shared memory of a prefill CTA: Q, panels of K or V and of probabilities, sums, maxima, addresses."""
     return ROWS * dim * 2 + 2 * 8192 + 2 * 4096 + 4 * THREADS * 4 + ROWS * 4 + 256
 
 

@@ -10,6 +10,7 @@ from .build import FamilyFacts, KernelFacts
 from .errors import KernelError
 from .families import FAMILIES
 from .plans import CHAIN_TILES, EXPAND_SHARED, LINEAR_TILES, VERIFY_TILES, CacheLayout, DecodePlan, KvFormat, VerifyPlan
+from .prefill import PREFILL_DIMS, prefill_shared_bytes
 
 BEGIN, END = "<!-- generated: sm70-kernels report --write -->", "<!-- end of the generated part -->"
 
@@ -28,6 +29,8 @@ def shared_bytes(kernel: str) -> int:
                 verify = VerifyPlan(CacheLayout.split(kv_format, 16, 1, dim), 1, tiles, 80, queries=8)
                 sizes[verify.kernel] = verify.shared_bytes
                 sizes[f"verify_combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 160 * 32
+            if dim in PREFILL_DIMS:
+                sizes[f"prefill_{kv_format}_d{dim}"] = prefill_shared_bytes(dim)
             sizes[f"combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 80 * 32
     return sizes.get(kernel, 0)
 

@@ -66,7 +66,8 @@ def test_the_model_names_what_binds() -> None:
 def test_bytes_of_a_main_loop_are_known_for_every_streaming_kernel() -> None:
     for family in families.FAMILIES:
         for kernel in family.kernels:
-            assert (v100.loop_bytes(kernel.name) > 0) == kernel.tensor_cores, kernel.name
+            streams = kernel.tensor_cores and not kernel.name.startswith("prefill_")  # which computes: prefill_model.py
+            assert (v100.loop_bytes(kernel.name) > 0) == streams, kernel.name
 
 
 def test_only_the_generated_part_of_a_document_changes() -> None:

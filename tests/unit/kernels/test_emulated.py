@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sm70_engine.kernels import checks, families, plans
+from sm70_engine.kernels import checks, families, grid, plans
 from sm70_engine.kernels.checks import AttentionCase, LinearCase, Size
 from sm70_engine.kernels.emulator import Emulator
 from sm70_engine.kernels.errors import KernelError
@@ -73,7 +73,7 @@ def test_a_chain_that_is_not_launched_together_is_a_deadlock() -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("order", [1, 7])
 def test_the_full_grid(order: int) -> None:
-    require(checks.run_all(Emulator(order), Size.FULL))
+    require(grid.run_all(Emulator(order), Size.FULL))
 
 
 @pytest.mark.parametrize("kv_format", KvFormat)
