@@ -108,7 +108,7 @@ def test_subresources_names_and_columns() -> None:
     assert version["subresources"]["scale"]["labelSelectorPath"] == ".status.selector"
     assert (definition["names"]["shortNames"], definition["names"]["categories"]) == (["sm70"], ["sm70"])
     narrow = [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")]
-    assert narrow == ["READY", "REASON", "ACCEL", "QUALIFIED", "PROFILE", "AGE"]
+    assert narrow == ["READY", "REASON", "ACCEL", "QUALIFIED", "PROFILE", "ACTIVE", "TARGET", "AGE"]
 
 
 @pytest.mark.parametrize(
