@@ -27,7 +27,7 @@ from sm70_profiles.qualification import (
 from sm70_qualify import inputs
 from sm70_qualify.asking import Asker
 from sm70_qualify.client import ASKING_ERRORS, Endpoint, why
-from sm70_qualify.display import lines, table
+from sm70_qualify.display import lines, show
 from sm70_qualify.inputs import USAGE_STATUS, UsageError
 from sm70_qualify.run import Interrupted, Watcher, await_endpoint, now, run, survey, unreachable
 
@@ -161,12 +161,12 @@ def _leave(report: QualificationReport, raw: list[dict[str, object]], options: a
     if options.json:
         print(text, end="")
     elif not options.quiet:
-        Console().print(table(report))
+        show(report, Console())
 
 
 def _show(file: Path) -> int:
     report = parse_qualification(inputs.read(file), MAX_REPORT_BYTES)
-    Console().print(table(report))
+    show(report, Console())
     return report.verdict.exit_status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,20 +18,26 @@ STYLES = {
 }
 
 
-def table(report: QualificationReport) -> Table:
-    """A row a gate."""
+def show(report: QualificationReport, console: Console) -> None:
+    """A row a gate, then what the gates say, then the verdict."""
     title = f"suite {report.suite.name} {report.suite.version} ({report.suite.digest[:10]})"
     if report.profile:
         title += f", profile {report.profile}"
-    shown = Table(title=title, title_justify="left", caption=_caption(report), caption_justify="left")
-    for name in ("gate", "verdict", "measured", "threshold", "unit", "samples", "message"):
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for name in ("gate", "verdict", "measured", "threshold", "unit", "samples"):
         right = name in ("measured", "threshold", "samples")
-        shown.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "message")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for gate in report.gates:
-        shown.add_row(*_cells(gate))
+        table.add_row(*_cells(gate))
     for skipped in report.skipped:
-        shown.add_row(skipped.name, Text("skipped", style="dim"), "", "", "", "", Text(skipped.because, style="dim"))
-    return shown
+        table.add_row(skipped.name, Text("skipped", style="dim"))
+    console.print(table)
+    for gate in sorted(report.gates, key=lambda gate: gate.verdict is Verdict.PASSED):
+        if gate.message:
+            console.print(Text.assemble((gate.name, STYLES[gate.verdict]), f": {gate.message}"))
+    for skipped in report.skipped:
+        console.print(Text(f"{skipped.name}: {skipped.because}", style="dim"))
+    console.print(_conclusion(report))
 
 
 def _cells(gate: Gate) -> tuple[str | Text, ...]:
@@ -42,13 +49,12 @@ def _cells(gate: Gate) -> tuple[str | Text, ...]:
         sign + gate.threshold if gate.threshold is not None else "",
         gate.unit,
         str(gate.samples) if gate.samples else "",
-        Text(gate.message),
     )
 
 
-def _caption(report: QualificationReport) -> Text:
+def _conclusion(report: QualificationReport) -> Text:
     line = Text.assemble("verdict: ", (str(report.verdict), STYLES[report.verdict]))
-    if report.message:
+    if report.message and not report.gates:
         line.append(f" — {report.message}")
     return line
 

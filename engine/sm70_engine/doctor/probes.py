@@ -60,6 +60,7 @@ def load_nvml() -> Any:
         spec = importlib.util.spec_from_file_location("sm70_pynvml", file) if file.is_file() else None
         if spec is not None and spec.loader is not None:
             module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # it looks itself up there
             spec.loader.exec_module(module)
             return module
     raise ImportError("neither pynvml nor vLLM is installed", name="pynvml")

@@ -131,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
             endpoint.model = inputs.only_model(endpoint)
         prompts = Prompts(endpoint, seed=options.seed, chat=options.chat, passage=passage)
         sender = Sender(endpoint, prompts, _options(sampling))
-        sender.negotiate()
+        sender.negotiate(min(level.prompt_tokens for level in levels))
         results = _measure_all(sender, levels, sampling)
     result = BenchResult(
         tool_version=tool_version(),

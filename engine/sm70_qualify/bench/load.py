@@ -94,12 +94,12 @@ class Sender:
     options: dict[str, Any] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
-    def negotiate(self) -> None:
+    def negotiate(self, prompt_tokens: int) -> None:
         """Asks once with everything; an endpoint that refuses vLLM's members is asked without them from then on.
 
         Raises one of ASKING_ERRORS when it refuses that too.
         """
-        prompt = self.prompts.make(32)
+        prompt = self.prompts.make(prompt_tokens)
         try:
             self.send(prompt, 2)
         except EndpointError as error:
