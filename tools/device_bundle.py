@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -24,7 +23,7 @@ from toolbox import ROOT, ToolError, build_wheel, clean_environment, content_key
 LIMIT = 50 << 20
 PYTHON = "3.12"
 PLATFORM = "x86_64-manylinux_2_34"
-NAME = "site.tar.xz"
+PACKED, OWN = "packages.tar.xz", "sm70.tar.xz"
 PACKAGES = ("requirements/device-lane.txt", "requirements/sm70-lane.lock")
 VLLM = ("requirements/sm70-vllm.lock", "requirements/sm70-build.lock")
 # Never imported on the lane's paths, and large.
@@ -111,27 +110,33 @@ def _own(site: Path, scratch: Path) -> None:
         run([sys.executable, "-m", "sm70_engine.kernels.cli", "build", "--output", objects], cwd=ROOT, env=environment)
 
 
-def pack(out: Path) -> Path:
-    """Makes the bundle and returns its path. Raises `ToolError` when it is too large."""
+def _archive(folder: Path, target: Path) -> None:
+    """An archive that depends on content alone: sorted, without times and owners."""
+    options = ("--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner")
+    with step(f"packing {target.name}"), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        unfinished = Path(scratch) / target.name
+        run(["tar", *options, "-cJf", unfinished, "-C", folder, "."], env=clean_environment({"XZ_OPT": "-6 -T0"}))
+        unfinished.rename(target)
+
+
+def pack(out: Path) -> tuple[Path, Path]:
+    """Makes the bundle and returns its two archives. Raises `ToolError` when they are too large together."""
     out.mkdir(parents=True, exist_ok=True)
     common = base(out)
-    target = out / NAME
+    kept = common.parent / PACKED
+    if not kept.exists():
+        _archive(common, kept)
+    packages, ours = out / PACKED, out / OWN
+    shutil.copyfile(kept, packages)
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        scratch = Path(folder)
-        own = scratch / "own"
+        own = Path(folder) / "own"
         own.mkdir()
-        _own(own, scratch)
-        with step("packing"):
-            # tar's own order is that of the disk; sorted, the archive depends on content alone.
-            options = ("--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner")
-            command = ["tar", *options, "-c", "-C", str(common), ".", "-C", str(own), "."]
-            with target.open("wb") as archive:
-                made = subprocess.run([*command], stdout=subprocess.PIPE, check=True)
-                subprocess.run(["xz", "-T2", "-6", "-c"], input=made.stdout, stdout=archive, check=True)
-    size = target.stat().st_size
+        _own(own, Path(folder))
+        _archive(own, ours)
+    size = packages.stat().st_size + ours.stat().st_size
     if size > LIMIT:
-        raise ToolError(f"the bundle must not exceed {LIMIT >> 20} MiB; {target} has {size / 2**20:.1f}")
-    return target
+        raise ToolError(f"the bundle must not exceed {LIMIT >> 20} MiB; {out} has {size / 2**20:.1f}")
+    return packages, ours
 
 
 def main() -> int:
@@ -139,11 +144,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build/device")
     try:
-        target = pack(parser.parse_args().out.absolute())
+        archives = pack(parser.parse_args().out.absolute())
     except ToolError as error:
         print(f"device-bundle: {error}", file=sys.stderr)
         return 1
-    print(f"{target}: {target.stat().st_size / 2**20:.1f} MiB")
+    for archive in archives:
+        print(f"{archive}: {archive.stat().st_size / 2**20:.1f} MiB")
     return 0
 
 
