@@ -393,8 +393,8 @@ class LinearTile:
 LINEAR_TILES: tuple[tuple[int, LinearTile, LinearTile], ...] = (
     (8, LinearTile(1, 1, 2, 8), LinearTile(1, 1, 2, 8)),
     (16, LinearTile(2, 1, 2, 8), LinearTile(2, 1, 4, 4)),
-    (32, LinearTile(4, 2, 1, 8), LinearTile(4, 1, 4, 4)),
-    (64, LinearTile(8, 1, 2, 4), LinearTile(8, 2, 2, 4)),
+    (32, LinearTile(4, 2, 1, 8), LinearTile(4, 2, 2, 4)),
+    (64, LinearTile(8, 1, 2, 4, wide=True), LinearTile(8, 1, 4, 2, wide=True)),
 )
 _WIDE_N = {8: 1 << 30, 16: 8192, 32: 8192, 64: 8192}
 
@@ -535,17 +535,24 @@ class ChainTile(LinearTile):
 # The widest M of each variant.
 CHAIN_TILES: tuple[tuple[int, ChainTile], ...] = (
     (8, ChainTile(1, 1, 2, 10)),
-    (16, ChainTile(2, 1, 2, 10)),
-    (32, ChainTile(4, 1, 4, 4)),
-    (64, ChainTile(8, 1, 2, 4)),
+    (16, ChainTile(2, 1, 2, 8)),
+    (32, ChainTile(4, 1, 2, 6, wide=True)),
+    (64, ChainTile(8, 1, 2, 4, wide=True)),
 )
 
 
 def chain(
-    ops: Sequence[ChainOp], *, m: int, counters: int, multiprocessors: int = V100_SMS, tile: ChainTile | None = None
+    ops: Sequence[ChainOp],
+    *,
+    m: int,
+    counters: int,
+    multiprocessors: int = V100_SMS,
+    tile: ChainTile | None = None,
+    cooperative: bool = True,
 ) -> Launch:
     """Linears one after another in one launch; one may read what an earlier one writes. No output may be an operand of
     its own linear. `counters`: two 32-bit words, zero before the first launch; every launch leaves zeros.
+    Not `cooperative`: for timing, and where nothing else on the card can keep a CTA from starting.
     """
     _require(1 <= len(ops) <= CHAIN_OPS, f"a chain has 1 to {CHAIN_OPS} linears, not {len(ops)}")
     chosen = tile or next((x for most, x in CHAIN_TILES if m <= most), None)
@@ -562,12 +569,5 @@ def chain(
             op.weight, op.a, op.out, op.scale, op.up_scale or 0.0, op.n, op.k, op.a_stride, op.out_stride,
             int(op.up_scale is not None),
         )  # fmt: skip
-    return Launch(
-        "nvfp4_chain",
-        chosen.kernel,
-        (multiprocessors, 1, 1),
-        chosen.warps * 32,
-        chosen.shared_bytes,
-        (arguments,),
-        True,
-    )
+    grid, threads = (multiprocessors, 1, 1), chosen.warps * 32
+    return Launch("nvfp4_chain", chosen.kernel, grid, threads, chosen.shared_bytes, (arguments,), cooperative)

@@ -143,7 +143,7 @@ DEVICE void chain(const ChainArgs& p) {
 #define WIDE(MT, NW, KW) VARIANT(MT##w_1_##NW##_##KW, NW* KW * 32, MT, 1, NW, KW, true)
 #ifndef EXPLORE
 CHAIN(1, 1, 2, 10)
-CHAIN(2, 1, 2, 10)
-CHAIN(4, 1, 4, 4)
-CHAIN(8, 1, 2, 4)
+CHAIN(2, 1, 2, 8)
+WIDE(4, 2, 6)
+WIDE(8, 2, 4)
 #endif
