@@ -115,12 +115,19 @@ def _cache(answer: EngineAnswer) -> Finding:
         return Finding.unknown(message="The engine has said nothing about its compile cache.")
     if not cache.enabled:
         return Finding.unknown(Reason.NOT_APPLICABLE, printable(cache.message, 300) or "The engine compiles nothing.")
-    if cache.files_before and not cache.files_added:
-        return Finding.true(Reason.HIT, f"{cache.files_before} files were there, none was added.")
-    return Finding.false(
-        Reason.COLD,
-        f"{cache.files_before or 0} files were there, {cache.files_added or 0} were added at this start.",
-    )
+    state, why = cache.state, printable(cache.message, 300)
+    before, added = cache.files_before or 0, cache.files_added_at_last_start
+    added = (cache.files_added or 0) if added is None else added
+    if state is engine.CacheState.OFF:
+        return Finding.unknown(Reason.NOT_APPLICABLE, why or "Compiled code is not kept.")
+    if state is engine.CacheState.WARMING:
+        return Finding.unknown(message=f"The cache is being filled. {why}".strip())
+    if state is engine.CacheState.UNWRITABLE:
+        found = why or "What this start compiled could not be kept."
+        return Finding.false(Reason.UNWRITABLE, with_remedy(Reason.UNWRITABLE, found))
+    if state is engine.CacheState.WARM or (state is None and before and not added):
+        return Finding.true(Reason.HIT, f"{before} files were there, none was added.")
+    return Finding.false(Reason.COLD, f"{before} files were there, {added} were added at this start. {why}".strip())
 
 
 def fallback_percent(pods: Sequence[PodFacts], answers: Mapping[str, EngineAnswer]) -> int | None:

@@ -107,7 +107,7 @@ def build_status(world: World, findings: dict[ConditionType, Finding], earlier: 
             profile=world.profile,
             gpus=world.gpus,
             nodes=",".join(dict.fromkeys(place.node for place in placement)),
-            cache=str(cache) if cache in (Reason.HIT, Reason.COLD) else "",
+            cache=str(cache) if cache in (Reason.HIT, Reason.COLD, Reason.UNWRITABLE) else "",
         ),
         conditions=conditions(findings, earlier.conditions, world.resource.generation, now),
     )

@@ -1,8 +1,9 @@
-"""Judging, through the planner: what is run before traffic moves, what its end leads to, and what is never enough."""
+"""Jobs of a rollout: nothing is stopped for what a preflight refuses, and nothing gets traffic that a judge refuses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,266 +11,232 @@ import pytest
 from sm70_operator.api import names
 from sm70_operator.api.conditions import ConditionStatus, ConditionType, Reason
 from sm70_operator.api.qualification import Evidence, parse_evidence
-from sm70_operator.observe.facts import parse_pod
+from sm70_operator.observe.facts import parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
-from sm70_operator.observe.revisions import RevisionFacts, parse_revision
-from sm70_operator.observe.snapshot import EngineAnswer, Resource, Snapshot
-from sm70_operator.observe.store import pinned_uuids
-from sm70_operator.plan.plan import Apply, Conclude, Plan, Record
+from sm70_operator.observe.snapshot import Snapshot
+from sm70_operator.plan.plan import Apply, Conclude, Delete, Plan
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.objects import Manifest
-from sm70_profiles.qualification import Gate, QualificationReport, SuiteReference, Verdict
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.report import DeviceFacts
-from sm70_profiles.termination import FindingSeverity, PreflightFinding, Termination, TerminationKind
+from sm70_profiles.termination import Termination, TerminationKind
 from unit.operator.builders import (
-    KEY,
     NOW,
+    OWNER,
     SETTINGS,
     condition,
     deployment,
-    placed,
     planned,
     record,
+    rejected,
     report,
     resource,
     running,
+    serving,
     snapshot,
     spec,
     target,
 )
+from unit.operator.test_operator_rollout import promoted, rejections, scaled
 
-JUDGED = spec(qualification={"when": "During", "repeats": 0})
-DIGEST = f"registry.test/engine-cpu@sha256:{'a' * 64}"
-CHECKED = SETTINGS.model_copy(update={"preflight": True})
-EARLIER = spec(overrides={"maxNumSeqs": 4})
-
-
-def candidate(**more: Any) -> Snapshot:
-    """A first revision that serves and has no traffic yet."""
-    name = target(JUDGED).name
-    box = {"started": True, "ready": True, "imageID": DIGEST, "state": {"running": {}}}
-    facts = {"answer": report(), "pods": [placed(name, box, ready=True)], **more}
-    world = snapshot([deployment(JUDGED)], records=[record(JUDGED, good=False)], of=resource(JUDGED), **facts)
-    return replace(world, service=None)
+OLD = spec(overrides={"maxNumSeqs": 4})
+CHECKING = SETTINGS.model_copy(update={"preflight": True})
+DIGEST = "registry.test/engine-cpu@sha256:" + "a" * 64
+PROGRESSING, QUALIFIED, READY = ConditionType.PROGRESSING, ConditionType.QUALIFIED, ConditionType.READY
 
 
-def applied(found: Plan, kind: str) -> Manifest | None:
-    manifests = [action.manifest for action in found.actions if isinstance(action, Apply)]
-    return next((one for one in manifests if one["kind"] == kind and _is_ours(one)), None)
+def judged(**changes: Any) -> dict[str, Any]:
+    return spec(qualification={"when": "During", **changes})
 
 
-def _is_ours(manifest: Manifest) -> bool:
-    """A public Service and a candidate Service are of one kind."""
-    return manifest["kind"] != "Service" or bool(manifest["metadata"]["name"] == KEY.name)
-
-
-def promoted(found: Plan) -> bool:
-    return any(isinstance(action, Apply) and action.promotes for action in found.actions)
-
-
-def begun() -> tuple[Evidence, Manifest]:
-    """What the first look makes: evidence without a verdict, and the judge's Job."""
-    found = planned(candidate())
-    made, job = applied(found, names.QUALIFICATION_KIND), applied(found, "Job")
-    assert made is not None
-    assert job is not None
-    assert not promoted(found)
-    made["metadata"] |= {"uid": "evidence", "resourceVersion": "9"}
-    evidence = parse_evidence(made)
-    assert evidence is not None
-    return evidence, job
-
-
-def ended(job: Manifest, message: str, kind: str = "Complete") -> dict[str, Any]:
-    """The world's part when a Job has ended and its pod left a message."""
-    found = {**job, "status": {"conditions": [{"type": kind, "status": "True", "message": "the Job's own words"}]}}
+def ended_job(manifest: Manifest, words: str, failed: bool = False) -> dict[str, Any]:
+    """What a snapshot shows of a Job that was made by this manifest and whose one pod said this."""
+    name = manifest["metadata"]["name"]
+    condition = {"type": "Failed" if failed else "Complete", "status": "True", "message": "BackoffLimitExceeded"}
+    raw = {**manifest, "metadata": {**manifest["metadata"], "uid": "job", "resourceVersion": "3"}}
+    terminated = {"exitCode": 0, "message": words, "finishedAt": "2026-11-30T11:59:00Z"}
     pod = {
         "metadata": {
-            "name": f"{job['metadata']['name']}-x7k2p",
-            "namespace": KEY.namespace,
+            "name": f"{name}-x1",
             "uid": "job-pod",
-            "labels": job["spec"]["template"]["metadata"]["labels"],
+            "creationTimestamp": "2026-11-30T11:58:00Z",
+            "labels": manifest["spec"]["template"]["metadata"]["labels"],
         },
-        "spec": {"nodeName": "node-1"},
+        "spec": {"containers": [{"name": names.JOB_CONTAINER}], "nodeName": "node-1"},
         "status": {
-            "containerStatuses": [
-                {"name": names.JOB_CONTAINER, "state": {"terminated": {"exitCode": 0, "message": message}}}
-            ]
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": names.JOB_CONTAINER, "state": {"terminated": terminated}}],
         },
     }
-    return {"jobs": (parse_job(found),), "job_pods": (parse_pod(pod),)}
+    job = parse_job(raw | {"status": {"conditions": [condition]}})
+    return {"jobs": (job,), "job_pods": (parse_pod(pod),)}
 
 
-def verdict(how: Verdict) -> str:
-    gate = Gate(name="parity", verdict=how, measured="0", threshold="0", unit="prompts", samples=2)
-    return (
-        QualificationReport(
-            schema_version=1,
-            suite=SuiteReference(name="smoke", version=1, digest="d" * 64),
-            tool_version="0.1.0",
-            started_at="2026-11-30T11:00:00Z",
-            finished_at="2026-11-30T11:01:00Z",
-            verdict=how,
-            gates=(gate,),
-            raw_digest="e" * 64,
-        )
-        .encode()
-        .decode()
-    )
+def made(found: Plan, kind: str) -> Manifest:
+    (manifest,) = (one.manifest for one in found.actions if isinstance(one, Apply) and one.manifest["kind"] == kind)
+    return manifest
 
 
-def proven(evidence: Evidence, how: str) -> Evidence:
-    return replace(evidence, status=evidence.status.model_copy(update={"verdict": Verdict(how), "summary": "1/1"}))
+def said(reason: TerminationReason, message: str = "words") -> str:
+    return Termination(kind=TerminationKind.PREFLIGHT, reason=reason, message=message).encode().decode()
+
+
+def changing() -> Snapshot:
+    return running(OLD, of=resource(), records=[record(OLD), record(number=2, good=False)])
+
+
+def test_a_preflight_runs_while_the_earlier_one_serves() -> None:
+    found = plan(changing(), NOW, CHECKING)
+    job = made(found, "Job")
+    assert job["metadata"]["labels"][names.FOR_REVISION_LABEL] == target().name
+    assert names.REVISION_LABEL not in job["spec"]["template"]["metadata"]["labels"], "or it would be an endpoint"
+    assert scaled(found.actions) == {}
+    assert condition(found, PROGRESSING).reason is Reason.PREFLIGHT
+    assert condition(found, READY).status is ConditionStatus.TRUE
+
+
+def test_what_a_preflight_refuses_is_rejected_and_nothing_was_stopped() -> None:
+    job = made(plan(changing(), NOW, CHECKING), "Job")
+    facts = ended_job(job, said(TerminationReason.PATH_NOT_FOUND, "`/models/target` does not exist"))
+    found = plan(replace(changing(), **facts), NOW, CHECKING)
+    (rejection,) = rejections(found)
+    assert "/models/target" in str(rejection.annotations[names.REJECTED_ANNOTATION])
+    assert scaled(found.actions) == {}
+    after = replace(running(OLD, of=resource(), records=[record(OLD), rejected(spec())]), **facts)
+    again = plan(after, NOW, CHECKING)
+    assert [one.kind for one in again.actions if isinstance(one, Delete)] == ["Job"], "another try is checked anew"
+    assert condition(again, READY).status is ConditionStatus.TRUE
+
+
+def test_what_passes_goes_on() -> None:
+    job = made(plan(changing(), NOW, CHECKING), "Job")
+    found = plan(replace(changing(), **ended_job(job, said(TerminationReason.PASSED))), NOW, CHECKING)
+    assert condition(found, PROGRESSING).reason is Reason.ANNOUNCED
+
+
+def test_a_revision_that_has_served_before_and_a_first_one_need_no_preflight() -> None:
+    back = running(OLD, of=resource(), records=[record(OLD, 2), record()])
+    assert condition(plan(back, NOW, CHECKING), PROGRESSING).reason is Reason.ANNOUNCED
+    assert "Deployment" in [
+        one.manifest["kind"] for one in plan(snapshot(), NOW, CHECKING).actions if isinstance(one, Apply)
+    ]
+
+
+def candidate(document: dict[str, Any], first: bool = False, **more: Any) -> Snapshot:
+    """The new one runs in place, with an image that has a digest."""
+    name = target(document).name
+    raw = serving(name)
+    raw["status"]["containerStatuses"][0]["imageID"] = DIGEST
+    records = [record(document, 2, good=False), *([] if first else [record(OLD)])]
+    deployments = [deployment(document), *([] if first else [deployment(OLD, 0)])]
+    selected = "none" if first else target(OLD).name
+    found = snapshot(deployments, [raw], selected=selected, of=resource(document), records=records, answer=report())
+    return replace(found, **more)
+
+
+def runs(document: dict[str, Any], *verdicts: str, first: bool = False) -> tuple[Evidence, ...]:
+    """Evidence of that many runs, made by the planner itself."""
+    found: list[Evidence] = []
+    for verdict in verdicts:
+        world = candidate(document, first, evidence=tuple(found))
+        raw = made(planned(world), names.QUALIFICATION_KIND)
+        raw["metadata"] |= {"uid": f"q{len(found)}", "resourceVersion": "1"}
+        parsed = parse_evidence(raw | {"status": {"verdict": verdict} if verdict else {}})
+        assert parsed is not None
+        found.append(parsed)
+    return tuple(found)
 
 
 def test_a_candidate_is_judged_before_it_gets_traffic() -> None:
-    evidence, job = begun()
-    assert (evidence.spec.key.gpu_product, evidence.spec.key.driver_branch) == ("cpu", "cpu")
-    assert evidence.spec.key.image_digest == f"sha256:{'a' * 64}"
-    waiting = planned(candidate(evidence=(evidence,), jobs=(parse_job(job),)))
-    assert applied(waiting, "Job") is None, "it runs already"
-    assert not promoted(waiting)
-    assert condition(waiting, ConditionType.QUALIFIED).reason is Reason.RUNNING
+    found = planned(candidate(judged()))
+    evidence, job = made(found, names.QUALIFICATION_KIND), made(found, "Job")
+    assert evidence["metadata"]["name"] == job["metadata"]["name"]
+    order = [one.manifest["kind"] for one in found.actions if isinstance(one, Apply)]
+    assert order.index(names.QUALIFICATION_KIND) < order.index("Job"), "a run is never forgotten"
+    assert promoted(found) == []
+    assert condition(found, PROGRESSING).reason is Reason.QUALIFYING
+    assert condition(found, READY).reason is Reason.EVIDENCE_MISSING
+    again = planned(candidate(judged(), evidence=runs(judged(), "")))
+    assert [one.manifest["kind"] for one in again.actions if isinstance(one, Apply)] == ["Service", "Job"]
 
 
-@pytest.mark.parametrize("how", list(Verdict))
-def test_the_report_becomes_the_verdict(how: Verdict) -> None:
-    evidence, job = begun()
-    found = planned(candidate(evidence=(evidence,), **ended(job, verdict(how))))
-    (written,) = (action for action in found.actions if isinstance(action, Conclude))
-    assert (written.name, written.status["verdict"]) == (evidence.name, str(how))
-    assert not promoted(found), "what is written is read before it decides"
+def test_the_verdict_of_an_ended_job_enters_the_evidence() -> None:
+    document = judged()
+    job = made(planned(candidate(document)), "Job")
+    world = candidate(document, evidence=runs(document, ""), **ended_job(job, "", failed=True))
+    (verdict,) = (one for one in planned(world).actions if isinstance(one, Conclude))
+    assert verdict.status["verdict"] == "Error"
+    assert "BackoffLimitExceeded" in verdict.status["message"]
 
 
-def test_a_job_that_left_no_report_is_an_error() -> None:
-    evidence, job = begun()
-    found = planned(candidate(evidence=(evidence,), **ended(job, "Killed", "Failed")))
-    (written,) = (action for action in found.actions if isinstance(action, Conclude))
-    assert written.status["verdict"] == "Error"
-    assert "the Job's own words" in written.status["message"]
+def test_passed_evidence_promotes_and_a_rollback_needs_no_second_run() -> None:
+    document = judged()
+    evidence = runs(document, "Passed")
+    assert promoted(planned(candidate(document, evidence=evidence))) == [target(document).name]
+    elsewhere = tuple(replace(one, owner="another") for one in evidence)
+    assert promoted(planned(candidate(document, evidence=elsewhere))) == [target(document).name], "the key is the same"
 
 
-def test_only_a_pass_for_this_very_key_moves_the_traffic() -> None:
-    evidence, _ = begun()
-    assert promoted(planned(candidate(evidence=(proven(evidence, "Passed"),))))
-    for how in ("Failed", "Inconclusive", "Error"):
-        assert not promoted(planned(candidate(evidence=(proven(evidence, how),))))
-    other = evidence.spec.model_copy(update={"key": evidence.spec.key.model_copy(update={"driver_branch": "580"})})
-    stale = planned(candidate(evidence=(replace(proven(evidence, "Passed"), spec=other),)))
-    assert not promoted(stale)
-    assert condition(stale, ConditionType.QUALIFIED).reason is Reason.STALE
-    assert applied(stale, "Job") is not None, "it is judged anew"
+def test_a_failed_gate_is_rejected_also_of_a_first_revision() -> None:
+    for first in (False, True):
+        found = planned(candidate(judged(), first, evidence=runs(judged(), "Failed", first=first)))
+        assert (promoted(found), len(rejections(found))) == ([], 1)
 
 
-def test_an_engine_that_does_not_say_where_it_runs_is_not_proven() -> None:
-    """Its report is missing, which `Report` admits: then nothing tells that the evidence is for this place."""
-    evidence, _ = begun()
-    document = JUDGED | {"acceleration": {"policy": "Report"}}
-    name = target(document).name
-    box = {"started": True, "ready": True, "imageID": DIGEST, "state": {"running": {}}}
-    world = snapshot(
-        [deployment(document)],
-        [placed(name, box, ready=True)],
-        records=[record(document, good=False)],
-        of=resource(document),
-        answer=EngineAnswer(error="no answer"),
-        evidence=(proven(evidence, "Passed"),),
-    )
+@pytest.mark.parametrize("verdict", ["Inconclusive", "Error"])
+def test_what_is_not_decided_is_repeated_and_then_returns_in_place(verdict: str) -> None:
+    document = judged(repeats=1)
+    once = planned(candidate(document, evidence=runs(document, verdict)))
+    assert made(once, names.QUALIFICATION_KIND)["spec"]["attempt"] == 2
+    twice = planned(candidate(document, evidence=runs(document, verdict, verdict)))
+    assert (promoted(twice), len(rejections(twice))) == ([], 1)
+
+
+def test_a_first_revision_that_is_not_decided_is_held() -> None:
+    document = judged(repeats=0)
+    found = planned(candidate(document, True, evidence=runs(document, "Inconclusive", first=True)))
+    assert (promoted(found), rejections(found)) == ([], [])
+    assert condition(found, PROGRESSING).reason is Reason.HELD
+    assert condition(found, READY).reason is Reason.INCONCLUSIVE
+
+
+def test_the_users_word_promotes_what_is_not_decided_but_no_broken_run() -> None:
+    document = judged(repeats=0, onInconclusive="Promote")
+    assert promoted(planned(candidate(document, evidence=runs(document, "Inconclusive")))) == [target(document).name]
+    assert promoted(planned(candidate(document, evidence=runs(document, "Error")))) == []
+
+
+def test_before_stops_nothing_for_a_revision_without_evidence() -> None:
+    document = spec(qualification={"when": "Before"})
+    world = running(OLD, of=resource(document), records=[record(OLD), record(document, 2, good=False)])
     found = planned(world)
-    assert not promoted(found)
-    assert applied(found, "Job") is None, "there is no key to judge for"
+    assert scaled(found.actions) == {}
+    assert condition(found, PROGRESSING).reason is Reason.EVIDENCE_MISSING
+    proven = planned(replace(world, evidence=runs(document, "Passed")))
+    assert condition(proven, PROGRESSING).reason is Reason.ANNOUNCED
 
 
-# ------------------------------------------------------------------------------------------------------ preflight
+def test_without_an_image_of_the_judge_it_says_so() -> None:
+    found = plan(candidate(judged()), NOW, SETTINGS.model_copy(update={"judge_image": ""}))
+    assert condition(found, QUALIFIED).reason is Reason.RUN_ERROR
+    assert "SM70_OPERATOR_JUDGE_IMAGE" in condition(found, QUALIFIED).message
 
 
-def change(**more: Any) -> Snapshot:
-    """A revision serves, and the spec asks for another one."""
-    world = running(EARLIER, records=[record(EARLIER)])
-    return replace(world, resource=resource(), service=world.service, **more)
+def test_a_new_demand_is_judged_beside_the_traffic_and_takes_nothing_away() -> None:
+    document = judged()
+    world = running(document)
+    raw = serving(target(document).name)
+    raw["status"]["containerStatuses"][0]["imageID"] = DIGEST
+    found = planned(replace(world, pods=(parse_pod(raw),)))
+    assert made(found, "Job")
+    assert scaled(found.actions) == {}
+    assert condition(found, READY).reason is Reason.EVIDENCE_MISSING
 
 
-def checked(world: Snapshot) -> Plan:
-    """Two looks: the first one records the target."""
-    first = plan(world, NOW, CHECKED)
-    assert first.status is not None
-    recorded = replace(world, revisions=(*world.revisions, *_recorded()))
-    return plan(recorded, NOW, CHECKED)
-
-
-def _recorded() -> tuple[RevisionFacts, ...]:
-    return (parse_revision(record(number=2, good=False)),)
-
-
-def preflight_words(reason: TerminationReason, *findings: PreflightFinding) -> str:
-    words = Termination(kind=TerminationKind.PREFLIGHT, reason=reason, message="m", findings=findings)
-    return words.encode().decode()
-
-
-def test_nothing_is_stopped_before_the_preflight_has_ended() -> None:
-    found = checked(change())
-    job = applied(found, "Job")
-    assert job is not None
-    assert job["metadata"]["name"] == names.preflight_name(KEY.name, target().name)
-    assert condition(found, ConditionType.PROGRESSING).reason is Reason.PREFLIGHT
-    assert condition(found, ConditionType.READY).status is ConditionStatus.TRUE
-
-
-def test_a_preflight_that_fails_rejects_without_touching_anything() -> None:
-    job = applied(checked(change()), "Job")
-    assert job is not None
-    error = PreflightFinding(
-        severity=FindingSeverity.ERROR,
-        reason=TerminationReason.CHECKSUM_MISMATCH,
-        subject="draft",
-        message="config.json differs",
-        remedy="Copy it again.",
-    )
-    message = preflight_words(TerminationReason.CHECKSUM_MISMATCH, error)
-    found = checked(change(**ended(job, message, "Failed")))
-    (rejection,) = (
-        action
-        for action in found.actions
-        if isinstance(action, Record) and names.REJECTED_ANNOTATION in action.annotations
-    )
-    assert "ChecksumMismatch: config.json differs. Copy it again." in str(
-        rejection.annotations[names.REJECTED_ANNOTATION]
-    )
-    assert not [action for action in found.actions if isinstance(action, Apply) and action.starts]
-
-
-def test_a_preflight_that_passes_lets_the_change_begin() -> None:
-    job = applied(checked(change()), "Job")
-    assert job is not None
-    found = checked(change(**ended(job, preflight_words(TerminationReason.PASSED))))
-    assert condition(found, ConditionType.PROGRESSING).reason is not Reason.PREFLIGHT
-    assert applied(found, "Job") is None
-
-
-# ------------------------------------------------------------------------------------------------------------ GPUs
-
-
-def test_a_conflict_of_pins_is_told_to_whoever_has_the_gpu_too() -> None:
-    pins = {"serving/tiny": ("GPU-1",), "research/other": ("GPU-1", "GPU-2")}
-    found = condition(planned(running(pinned=pins)), ConditionType.GPUS_ALLOCATED)
-    assert found.status is ConditionStatus.TRUE
-    assert "GPU `GPU-1` is named by `serving/tiny` and by `research/other`" in found.message
-
-
-def test_a_server_on_other_gpus_than_asked_for_is_not_ready() -> None:
-    document = spec(gpus={"count": 1, "products": ["Tesla-V100-SXM2-16GB"]})
-    device = DeviceFacts(name="Tesla V100-PCIE-32GB", compute_capability="7.0", count=1, driver="570.1")
-    found = planned(running(document, answer=report(device=device)))
-    allocated = condition(found, ConditionType.GPUS_ALLOCATED)
-    assert allocated.reason is Reason.GPU_MISMATCH
-    assert "Tesla V100-PCIE-32GB" in allocated.message
-    assert condition(found, ConditionType.READY).reason is Reason.GPU_MISMATCH
-
-
-@pytest.mark.parametrize(
-    ("gpus", "expected"),
-    [({"uuids": ["GPU-1", 7]}, ("GPU-1",)), ({"uuids": "GPU-1"}, ()), ({}, ()), (None, ())],
-)
-def test_pins_are_read_from_specs_that_nobody_has_checked(gpus: Any, expected: tuple[str, ...]) -> None:
-    assert pinned_uuids(Resource(KEY, "u", 1, False, {"gpus": gpus}, {})) == expected
+def test_a_candidate_service_reaches_the_candidate_and_nobody_else() -> None:
+    manifest = made(planned(candidate(judged())), "Service")
+    assert manifest["metadata"]["name"] == names.candidate_name(OWNER.name)
+    assert manifest["spec"]["selector"] == names.selector(OWNER.name, target(judged()).name)
+    held = replace(running(), candidate=parse_object(manifest | {"metadata": manifest["metadata"] | {"uid": "c"}}))
+    assert [one.kind for one in planned(held, timedelta(0).total_seconds()).actions if isinstance(one, Delete)] == [
+        "Service"
+    ]
