@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -59,6 +59,50 @@ def series(report: AccelerationReport) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "sm70_kv_cache_tokens", "Tokens that the KV cache holds.", value=report.capacity.kv_tokens
         )
+
+
+ROUNDS, ACCEPTED, STEPS = (
+    "vllm:spec_decode_num_drafts",
+    "vllm:spec_decode_num_accepted_tokens",
+    "vllm:inter_token_latency_seconds",
+)
+"""Of vLLM: rounds of speculation, drafted tokens that were accepted, and the time between two steps of a request."""
+SPECULATION_SAMPLES = (f"{ROUNDS}_total", f"{ACCEPTED}_total", f"{STEPS}_sum", f"{STEPS}_count")
+
+
+def speculation_series(families: Iterable[Metric]) -> Iterator[Metric]:
+    """What a round of speculation yields and takes on average since the start, by vLLM's own metrics.
+
+    Nothing before the first round. While something speculates, a step of a request is a round.
+    """
+    sums = dict.fromkeys(SPECULATION_SAMPLES, 0.0)
+    for family in families:
+        for sample in family.samples:
+            if sample.name in sums:
+                sums[sample.name] += sample.value
+    rounds, accepted, seconds, steps = (sums[name] for name in SPECULATION_SAMPLES)
+    if not rounds:
+        return
+    yield GaugeMetricFamily(
+        "sm70_spec_tokens_per_round", "Tokens that a round of speculation yields, mean.", value=1 + accepted / rounds
+    )
+    if steps:
+        yield GaugeMetricFamily(
+            "sm70_spec_round_seconds", "Time between two rounds of a request, mean.", value=seconds / steps
+        )
+
+
+class SpeculationCollector(Collector):
+    """The speculation series over the families that `families` gives."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # else the registry would collect in order to learn the names
+
+    def collect(self) -> Iterator[Metric]:
+        yield from speculation_series(self._families())
 
 
 class ReportCollector(Collector):

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-from sm70_engine.acceleration.series import ReportCollector, Reporter
+from sm70_engine.acceleration.series import SPECULATION_SAMPLES, ReportCollector, Reporter, SpeculationCollector
 
 
 def attach_metrics(app: FastAPI, reporter: Callable[[], Reporter | None]) -> None:
@@ -23,11 +23,15 @@ def attach_metrics(app: FastAPI, reporter: Callable[[], Reporter | None]) -> Non
     collector = ReportCollector(reporter)
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         REGISTRY.register(collector)
+        # Restricted: collecting everything would collect ourselves.
+        REGISTRY.register(SpeculationCollector(lambda: REGISTRY.restricted_registry(SPECULATION_SAMPLES).collect()))
         return
     from vllm.v1.metrics.prometheus import get_prometheus_registry
 
     @app.get("/metrics", include_in_schema=False)
     def metrics() -> Response:
         registry = get_prometheus_registry()
+        families = list(registry.collect())
         registry.register(collector)
+        registry.register(SpeculationCollector(lambda: families))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

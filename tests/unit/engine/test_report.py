@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sm70_engine.acceleration import capabilities as process
@@ -21,7 +21,7 @@ from sm70_engine.acceleration.report import (
     count_files,
     readable,
 )
-from sm70_engine.acceleration.series import ReportCollector
+from sm70_engine.acceleration.series import SPECULATION_SAMPLES, ReportCollector, SpeculationCollector
 from sm70_engine.plugin.effective import effective_settings
 from sm70_engine.session import Session, SessionError, SessionFolder, current_session
 from sm70_profiles.catalog import load_profile
@@ -171,6 +171,22 @@ def test_the_series_are_those_that_dashboards_know() -> None:
     assert samples["sm70_compile_cache_state", "Warm"] == 0
     assert samples["sm70_startup_seconds", "LoadingWeights"] == 2.5
     assert samples[("sm70_kv_cache_tokens",)] == 4096
+
+
+def test_a_round_of_speculation_is_a_mean_over_what_vllm_counts() -> None:
+    registry = CollectorRegistry()
+    drafts = Counter("vllm:spec_decode_num_drafts", "", ["engine"], registry=registry)
+    accepted = Counter("vllm:spec_decode_num_accepted_tokens", "", ["engine"], registry=registry)
+    steps = Histogram("vllm:inter_token_latency_seconds", "", ["engine"], registry=registry)
+    registry.register(SpeculationCollector(lambda: registry.restricted_registry(SPECULATION_SAMPLES).collect()))
+    assert "sm70_spec" not in generate_latest(registry).decode()
+    for engine in ("0", "1"):
+        drafts.labels(engine).inc(10)
+        accepted.labels(engine).inc(15)
+        steps.labels(engine).observe(0.25)
+    text = generate_latest(registry).decode()
+    assert "sm70_spec_tokens_per_round 2.5" in text
+    assert "sm70_spec_round_seconds 0.25" in text
 
 
 @pytest.mark.parametrize(
