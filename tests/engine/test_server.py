@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,8 +19,9 @@ from engine.server import GPU, Server
 from sm70_profiles.catalog import load_profile
 from sm70_profiles.identity import digest
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.report import PathState, UuidSource
+from sm70_profiles.report import CacheState, PathState, StartupPhase, UuidSource
 from sm70_profiles.routes import ROUTES, Stage
+from sm70_profiles.schemas import schema
 from sm70_profiles.termination import TerminationKind
 
 pytestmark = pytest.mark.engine
@@ -31,7 +34,8 @@ LINEARS_A_STEP = 2 * 4 + 2
 
 @pytest.fixture(scope="module")
 def server(starter: Starter) -> Server:
-    return starter(PROFILE, "tiny", overrides={"promptTokensDetails": True})
+    paced = {"mixedPrefillStepLatencyMilliseconds": 200}
+    return starter(PROFILE, "tiny", overrides={"promptTokensDetails": True, **paced})
 
 
 def test_the_engine_is_ready(server: Server) -> None:
@@ -72,7 +76,21 @@ def test_the_report_says_what_serves(server: Server) -> None:
     assert report.worker_facts["attention_backends"] == "CUSTOM,GDN_ATTN"
     assert report.worker_facts["block_size"] == 128
     assert report.compile_cache is not None
-    assert report.compile_cache.directory is not None
+    assert (report.compile_cache.enabled, report.compile_cache.state) == (False, CacheState.OFF)
+    assert report.capacity is not None
+    assert report.capacity.block_size == 128
+    assert report.capacity.max_model_len == 4096
+    assert report.capacity.kv_tokens // 4096 == report.capacity.residents_at_max_len >= 1
+    assert report.startup is not None
+    assert report.startup.phase is StartupPhase.SERVING
+    assert {StartupPhase.STARTING, StartupPhase.LOADING_WEIGHTS, StartupPhase.COMPILING} <= set(report.startup.seconds)
+    assert [(one.what, one.verdict) for one in report.checkpoints] == [("model", "unverified")]
+
+
+def test_the_report_fits_the_schema_that_the_wheel_ships(server: Server) -> None:
+    document = server.http.get("/v1/sm70/acceleration").json()
+    jsonschema.Draft202012Validator(schema("acceleration-report")).validate(document)
+    json.dumps(document, allow_nan=False)
 
 
 def test_no_path_of_a_gpu_recipe_is_pretended(server: Server) -> None:
@@ -106,6 +124,73 @@ def test_right_answers_are_many_at_once_too(server: Server, answers: dict[str, d
     assert [faults(answer, one["expected"]) for answer, one in zip(found, requests, strict=True)] == [[]] * len(
         requests
     )
+
+
+def test_sixty_four_requests_at_once(server: Server, answers: dict[str, dict[str, Any]]) -> None:
+    one = answers["text"]
+    request = {**one["request"], "max_tokens": 4}
+
+    def ask(number: int) -> tuple[str, int]:
+        answer = server.chat(request, seed=number)
+        return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+
+    with ThreadPoolExecutor(64) as pool:
+        found = set(pool.map(ask, range(64)))
+    ((text, tokens),) = found
+    assert tokens == 4
+    assert one["expected"]["content"].startswith(text)
+
+
+def test_several_choices_of_one_request(server: Server, answers: dict[str, dict[str, Any]]) -> None:
+    one = answers["text"]
+    answer = server.chat({**one["request"], "max_tokens": 12}, n=3, temperature=0.01, seed=7)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    for choice in answer["choices"]:
+        assert one["expected"]["content"].startswith(choice["message"]["content"])
+    assert answer["usage"]["completion_tokens"] == 3 * 12
+
+
+def test_a_json_schema_binds_an_answer_that_would_be_another(
+    server: Server, answers: dict[str, dict[str, Any]]
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "color", "schema": {"enum": ["red", "green"]}}}
+    request = {**answers["text"]["request"], "max_tokens": 16}
+    answer = server.chat(request, response_format=form)["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    assert json.loads(answer["message"]["content"]) in ("red", "green")
+
+
+def test_a_client_that_goes_away_frees_its_place(server: Server, answers: dict[str, dict[str, Any]]) -> None:
+    request = {**answers["text"]["request"], "model": "tiny", "stream": True, "max_tokens": 3000, "ignore_eos": True}
+    with server.http.stream("POST", "/v1/chat/completions", json=request) as response:
+        next(response.iter_lines())
+        assert running(server) == 1
+    deadline = time.monotonic() + 60
+    while running(server) and time.monotonic() < deadline:
+        pass  # each question is a request to the server
+    assert running(server) == 0
+    assert faults(server.chat(answers["text"]["request"]), answers["text"]["expected"]) == []
+
+
+def running(server: Server) -> int:
+    """Requests that the engine is working on, as its metrics say."""
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        if family.name == "vllm:num_requests_running":
+            return int(sum(sample.value for sample in family.samples))
+    raise AssertionError("no such metric")
+
+
+def test_a_long_prompt_beside_a_running_answer_disturbs_neither(
+    server: Server, answers: dict[str, dict[str, Any]]
+) -> None:
+    one = answers["text"]
+    long = {"messages": [{"role": "user", "content": "y" * 3000}], "max_tokens": 2, "temperature": 0}
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(server.chat, {**one["request"], "max_tokens": 40})
+        prompt = pool.submit(server.chat, long)
+        assert one["expected"]["content"].startswith(beside.result()["choices"][0]["message"]["content"])
+        assert prompt.result()["usage"]["prompt_tokens"] > 1000
+    assert "PacedAsyncScheduler" in server.log or "PacedScheduler" in server.log
 
 
 def test_a_stream_comes_in_pieces(server: Server, answers: dict[str, dict[str, Any]]) -> None:
