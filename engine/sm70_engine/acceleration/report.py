@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,6 @@ from sm70_profiles.routes import ROUTES, Stage
 from sm70_profiles.rules import Capabilities, judge_paths, settled_values, summarize
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, Overrides
 
-MAX_CACHE_FILES = 100_000
 IMAGE_ENVIRONMENT = "SM70_ENGINE_IMAGE"
 
 
@@ -41,16 +39,6 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
         return Path(root)
     home = environment.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path(environment.get("HOME", "/")) / ".cache") / "vllm"
-
-
-def count_files(directory: Path) -> int:
-    """Files below the directory, at most MAX_CACHE_FILES; a missing or unreadable one has none."""
-    total = 0
-    for _, _, names in os.walk(directory):
-        total += len(names)
-        if total >= MAX_CACHE_FILES:
-            return MAX_CACHE_FILES
-    return total
 
 
 def _engine(environment: Mapping[str, str], cuda: str | None) -> EngineFacts:
