@@ -15,6 +15,8 @@ from sm70_profiles.profile import EngineFlavour
 from sm70_profiles.report import DeviceFacts
 
 NO_GPU = "none"
+PACKAGE = Path(__file__).parents[1]
+SHAPING = ("attention", "kernels", "ops", "plugin", "quantization")
 
 
 def complete(
@@ -27,7 +29,7 @@ def complete(
     """The identity of what this process will compile; what stays unknown is `missing` in it."""
     ours, vllm, torch = installed("sm70"), installed("vllm"), installed("torch")
     known = {
-        "engine_build": f"sm70 {ours}, vllm {vllm}" if ours and vllm else None,
+        "engine_build": f"sm70 {ours} {source_digest()}, vllm {vllm}" if ours and vllm else None,
         "torch": torch,
         "configuration": digest([identity.configuration, read_settings(environment).key()]),
     }
@@ -39,6 +41,16 @@ def complete(
         known["gpu_product"] = gpu.name if gpu is not None else None
         known["driver_branch"] = driver_branch(gpu.driver) if gpu is not None and gpu.driver else None
     return identity.model_copy(update=known)
+
+
+def source_digest(package: Path = PACKAGE) -> str:
+    """12 digits of our code that compiled code calls or is made by: builds of one version may differ in it."""
+    found = hashlib.sha256()
+    for part in SHAPING:
+        for path in sorted((package / part).rglob("*.py")):
+            found.update(path.relative_to(package).as_posix().encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def cuda_of(torch: str | None, installed: Callable[[str], str | None]) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm70_engine.cache import store
-from sm70_engine.cache.key import complete, cpu_product, cuda_of
+from sm70_engine.cache.key import complete, cpu_product, cuda_of, source_digest
 from sm70_engine.cache.store import EntryError, StoreError, publish, restore
 from sm70_engine.cache.use import FOLDER, PARTS, CacheUse, prepared
 from sm70_profiles.catalog import load_profile
@@ -274,6 +274,11 @@ def test_the_key_is_complete_on_this_machine_and_names_what_it_depends_on(tmp_pa
         "gpu_product",
     )
     assert cuda_of("2.10.0", {"nvidia-cuda-runtime-cu12": "12.8.90"}.get) == "12.8.90"
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops/one.py").write_text("a")
+    before = source_digest(tmp_path)
+    (tmp_path / "ops/one.py").write_text("b")
+    assert source_digest(tmp_path) != before
     (tmp_path / "cpuinfo").write_text("flags : avx512f sse\n")
     (tmp_path / "other").write_text("flags : sse\n")
     assert cpu_product(tmp_path / "cpuinfo") != cpu_product(tmp_path / "other")
