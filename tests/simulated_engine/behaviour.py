@@ -25,6 +25,8 @@ class Answers(StrEnum):
     """The same wrong words each time."""
     VARYING = "Varying"
     """Other words each time, as after silent numerical damage."""
+    BRIEF = "Brief"
+    """Right, but silent after a long prompt: too little to measure a rate by, so the judge cannot decide."""
 
 
 class ReportFault(StrEnum):

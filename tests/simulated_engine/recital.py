@@ -14,6 +14,8 @@ from sm70_engine.tinymodel.chains import CHAINS, TOOL_ARGUMENTS, TOOL_NAME, Kind
 BLOCK = 128
 """Tokens of a page of the tiny model's cache: what is found in it again is a multiple."""
 MAX_MODEL_LEN = 4096
+LONG = 900
+"""Tokens of a prompt that is a measurement's rather than a person's."""
 PIECES = {chain.kind: chain.pieces for chain in CHAINS}
 IDS = {piece: 300 + place for place, piece in enumerate(dict.fromkeys(itertools.chain(*PIECES.values())))}
 END_OF_TURN_ID = 2
@@ -75,6 +77,8 @@ class Reciter:
         elif answers is Answers.VARYING:
             turn = self.count % len(pieces)
             pieces = pieces[turn:] + pieces[:turn]
+        elif answers is Answers.BRIEF and len(prompt) > LONG:
+            pieces = []
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or (16 if not chat else None)
         cut = limit is not None and int(limit) <= len(pieces)
         pieces = pieces[: int(limit)] if cut and limit is not None else pieces
