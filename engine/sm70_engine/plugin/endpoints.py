@@ -67,11 +67,17 @@ class Observer:
         enforce(self._session, self._folder, self.report().paths)
         if not self._folder.finish_once():
             return
+        try:
+            self._publish()
+        except Exception:  # whatever is wrong with the cache, the engine is there
+            logger.exception("sm70: the compile cache is not published")
+        enter_phase(StartupPhase.SERVING)
+
+    def _publish(self) -> None:
         cache = self._session.cache.finish()
         self._folder.write_cache(cache)
         log = logger.info if cache.state in (CacheState.OFF, CacheState.WARM) else logger.warning
         log("sm70: compile cache %s: %s", cache.state, cache.message)
-        enter_phase(StartupPhase.SERVING)
 
     async def learn_worker_facts(self) -> None:
         """Asks the workers once; the answers do not change while a server lives. Kept: those of rank 0."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata as metadata
+import shutil
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sm70_engine.acceleration.device import gpu_facts, nvml_device
 from sm70_engine.acceleration.strict import StrictRefusal, StrictStartError, refuse_unless_complete, strict
 from sm70_engine.cache.use import CacheUse, cache_home
-from sm70_engine.plugin.settings import SettingsError, read_settings
+from sm70_engine.plugin.settings import EngineSettings, SettingsError, read_settings
 from sm70_engine.serve.checkpoint import read_checkpoint
 from sm70_engine.serve.failure import ServeError, refused
 from sm70_engine.serve.pins import check_pins
 from sm70_engine.session import Session
+from sm70_profiles.facts import GpuFacts, HostFacts
 from sm70_profiles.identity import digest
 from sm70_profiles.profile import EngineFlavour
 from sm70_profiles.reasons import TerminationReason
@@ -78,7 +81,8 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str], *, strict
     """
     model = read_checkpoint(Path(request.model_path), "model")
     draft = None if request.draft_path is None else read_checkpoint(Path(request.draft_path), "draft")
-    launch = launch_of(request, Facts(model=model, draft=draft), environment)
+    facts = Facts(model=model, draft=draft, gpu=_gpu(request, environment), host=_host())
+    launch = launch_of(request, facts, environment)
     if launch.resolution.refusals:
         raise refused(launch.resolution.refusals)
     if strictly:
@@ -104,6 +108,28 @@ def verified(launch: Launch, skip: Collection[str] = ()) -> Launch:
 def explained(refusal: StrictRefusal) -> ServeError:
     """A refused strict start as the end that it is."""
     return ServeError(refusal.reason, refusal.message, refusal.remedy)
+
+
+def _gpu(request: ServeRequest, environment: Mapping[str, str]) -> GpuFacts | None:
+    """The GPUs that will compute. Nothing is known of those that the user told us to take for others."""
+    if request.profile.engine.flavour is not EngineFlavour.SM70 or _settings(environment).pretend:
+        return None
+    device = nvml_device()
+    return gpu_facts(device, pretend=False) if device is not None else None
+
+
+def _host(shared_memory: Path = Path("/dev/shm")) -> HostFacts | None:  # noqa: S108  # where POSIX keeps it
+    try:
+        return HostFacts(shared_memory_bytes=shutil.disk_usage(shared_memory).total)
+    except OSError:
+        return None
+
+
+def _settings(environment: Mapping[str, str]) -> EngineSettings:
+    try:
+        return read_settings(environment)
+    except SettingsError as error:
+        raise ServeError(TerminationReason.REFUSED, str(error), "Correct or unset the variable.") from None
 
 
 def launch_of(request: ServeRequest, facts: Facts, environment: Mapping[str, str]) -> Launch:
@@ -139,10 +165,7 @@ def _switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _environment(resolution: Resolution, environment: Mapping[str, str]) -> dict[str, str]:
     result = dict(resolution.env)
-    try:
-        ours = read_settings(environment).environment()
-    except SettingsError as error:
-        raise ServeError(TerminationReason.REFUSED, str(error), "Correct or unset the variable.") from None
+    ours = _settings(environment).environment()
     result |= {name: value for name, value in ours.items() if name not in environment}
     # vLLM loads endpoints only if they are named, and once it is set, nothing that is not named.
     users = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]

@@ -14,9 +14,13 @@ from urllib.request import urlopen
 
 import pytest
 
+from sm70_engine.serve import launch
+from sm70_engine.serve.failure import ServeError
 from sm70_engine.tinymodel.cli import main as make_model
 from sm70_profiles.catalog import load_profile
 from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.report import DeviceFacts
+from sm70_profiles.resolver import ServeRequest
 from sm70_profiles.termination import Termination, TerminationKind, parse_termination
 
 PROFILE = "tiny_hybrid_reference"
@@ -432,6 +436,23 @@ def test_another_version_of_the_engine_is_refused(serve: Serve, name: str, versi
     words = serve.last_words()
     assert words.reason is TerminationReason.ENGINE_UNSUPPORTED
     assert version in words.message
+
+
+def test_the_gpus_that_are_there_are_refused_before_anything_starts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ampere = DeviceFacts(name="NVIDIA GeForce RTX 3090", compute_capability="8.6", count=1, memory_bytes=24 << 30)
+    monkeypatch.setattr(launch, "nvml_device", lambda: ampere)
+    request = ServeRequest(
+        profile=load_profile("qwen38_27b_nvfp4_target_only"), model_path=str(serve.models / "tiny"), served_name="x"
+    )
+    with pytest.raises(ServeError) as refused:
+        launch.plan_launch(request, {})
+    assert "GPUArchitecture" in refused.value.message
+    assert "GPUProduct" in refused.value.message
+    with pytest.raises(ServeError) as refused:
+        launch.plan_launch(request, {"SM70_PRETEND": "1"})
+    assert "GPU" not in refused.value.message  # the tiny model is another one than the recipe's
 
 
 def test_help_needs_nothing(serve: Serve) -> None:
