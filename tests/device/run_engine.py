@@ -37,6 +37,7 @@ PROMPTS = (5, 37, 200, 1100)
 TOKENS = 24
 START_SECONDS, STAGE_SECONDS = 330, 450
 EAGER = ("--enforce-eager",)
+TWO_GPUS = "two_gpus.yaml"
 GRAPHS = (
     *("--optimization-level", "0", "--compilation-config", '{"cudagraph_mode":"FULL_DECODE_ONLY"}'),
     *("--max-cudagraph-capture-size", "16"),
@@ -67,6 +68,8 @@ class Case:
     reference: str = ""
     draft: str = ""
     kv: str = ""
+    profile: str = "custom"
+    """A built-in profile, or a file beside this one."""
     recites: bool = False
     """Whether the right answers are known (`answers.json`)."""
     routes: tuple[str, ...] = ()
@@ -79,7 +82,8 @@ class Case:
         served = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
         tools = TOOLS if self.recites else ()
         arguments = [*served, *COMMON, *kv, *draft, *tools, *self.arguments]
-        return [sys.executable, "-m", "sm70_engine.cli", str(models / self.model), "--profile", "custom", *arguments]
+        profile = str(HERE / self.profile) if "." in self.profile else self.profile
+        return [sys.executable, "-m", "sm70_engine.cli", str(models / self.model), "--profile", profile, *arguments]
 
 
 _NVFP4 = ("nvfp4_qpn2",)
@@ -115,9 +119,9 @@ REST = {
     "dense-triton": Case("dense", (*EAGER, "--attention-backend", "TRITON_ATTN"), routes=("attention_triton",)),
 }  # fmt: skip
 TP2 = {
-    "tp2-dense-graphs": Case("dense", (*GRAPHS, "--tensor-parallel-size", "2"), routes=("decode_scalar_paged",)),
+    "tp2-dense-graphs": Case("dense", GRAPHS, profile=TWO_GPUS, routes=("decode_scalar_paged",)),
     "tp2-nvfp4-e4m3": Case(
-        "nvfp4", (*GRAPHS, "--tensor-parallel-size", "2"), "nvfp4-values", kv="fp8",
+        "nvfp4", GRAPHS, "nvfp4-values", kv="fp8", profile=TWO_GPUS,
         routes=("decode_xqa_paged", *_NVFP4),
     ),
 }  # fmt: skip
