@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -70,9 +71,11 @@ def operator() -> dict[str, Any]:
 def reports(model: str, draft: str, cases: str) -> dict[str, Any]:
     """By case: its paths' states and reasons as vLLM's completed configuration gives them, and how a strict start ends.
 
-    No worker starts and no weight is read: this is where a server would log its report.
+    No worker starts and no weight is read: this is where a server would log its report. `serving` is how the last
+    check ends, which an API server makes when its engine is there; the engine is a stand-in.
     """
     from sm70_engine.acceleration.routes import create_counters
+    from sm70_engine.acceleration.startup import read_startup
     from sm70_engine.serve.launch import plan_launch
     from sm70_engine.session import SESSION_ENVIRONMENT, SessionFolder, current_session
     from sm70_profiles.catalog import load_profile
@@ -80,6 +83,7 @@ def reports(model: str, draft: str, cases: str) -> dict[str, Any]:
 
     os.environ["VLLM_PLUGINS"] = "sm70,sm70_platform"
     found: dict[str, Any] = {}
+    config: Any = None
     for name, overrides in json.loads(cases).items():
         speculates = (overrides.get("speculation") or {}).get("method") != "None"
         document = {
@@ -96,8 +100,14 @@ def reports(model: str, draft: str, cases: str) -> dict[str, Any]:
             create_counters(folder.counters)
             os.environ[SESSION_ENVIRONMENT] = str(folder.path)
             current_session.cache_clear()
-            found[name] = {**_completed(launch.resolution.argv), "refusal": None}
+            completed, made = _completed(launch.resolution.argv)
+            config = made or config
             refusal = folder.refusal()
+            serving = _about_to_serve(config)
+            cache, phases = folder.cache(), read_startup(folder.startup)
+            found[name] = {**completed, "refusal": None, "serving": serving}
+            found[name]["cache"] = cache.state if cache is not None else None
+            found[name]["phase"] = phases.phase if phases is not None else None
             if refusal is not None:
                 found[name]["refusal"] = refusal.model_dump(mode="json", by_alias=True)
         finally:
@@ -105,8 +115,19 @@ def reports(model: str, draft: str, cases: str) -> dict[str, Any]:
     return found
 
 
-def _completed(arguments: Sequence[str]) -> dict[str, Any]:
-    """The report that the plugin logs when vLLM completes the configuration of these arguments."""
+def _about_to_serve(vllm_config: Any) -> str:
+    """How the check before serving ends: the error's name, or nothing."""
+    from sm70_engine.plugin.endpoints import Observer
+
+    try:
+        Observer(SimpleNamespace(vllm_config=vllm_config, errored=False)).started()
+    except RuntimeError as error:
+        return type(error).__name__
+    return ""
+
+
+def _completed(arguments: Sequence[str]) -> tuple[dict[str, Any], Any]:
+    """The report that the plugin logs when vLLM completes the configuration of these arguments, and that one."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -123,9 +144,9 @@ def _completed(arguments: Sequence[str]) -> dict[str, Any]:
     try:
         parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments))
         parsed.model = parsed.model_tag
-        error = ""
+        error, config = "", None
         try:
-            AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+            config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
         except Exception as raised:  # a strict start's, which the caller looks at
             error = f"{type(raised).__name__}: {raised}"
     finally:
@@ -133,7 +154,7 @@ def _completed(arguments: Sequence[str]) -> dict[str, Any]:
     said = [line.split(": ", 1)[1] for line in lines if line.startswith("sm70 acceleration report: ")]
     report = json.loads(said[-1]) if said else {"paths": [], "summary": {}}
     paths = {path["name"]: [path["state"], path["reason"]] for path in report["paths"] if path["expected"]}
-    return {"paths": paths, "summary": report["summary"], "error": error}
+    return {"paths": paths, "summary": report["summary"], "error": error}, config
 
 
 def aside() -> dict[str, Any]:

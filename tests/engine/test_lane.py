@@ -81,6 +81,7 @@ def test_each_override_of_the_release_document_disables_exactly_its_paths(
     complete = found.pop("as it is")
     assert complete["error"] == ""
     assert complete["refusal"] is None
+    assert (complete["serving"], complete["cache"], complete["phase"]) == ("", "Off", "Serving")
     assert complete["summary"] == {"enabled": 8, "total": 8}
     for name, (_, disabled, reason) in OVERRIDES.items():
         expected = {path: ["enabled", None] for path in complete["paths"]}
@@ -88,6 +89,8 @@ def test_each_override_of_the_release_document_disables_exactly_its_paths(
         assert found[name]["paths"] == expected, name
         # A strict start ends here, before any weight is read, and says each of them.
         assert "StrictStartError" in found[name]["error"], name
+        # So does one of which only the API server would have known.
+        assert (found[name]["serving"], found[name]["phase"]) == ("StrictStartError", None), name
         refusal = found[name]["refusal"]
         assert refusal["reason"] == TerminationReason.ACCELERATION_REFUSED
         assert all(f"{path} is disabled: {reason}" in refusal["message"] for path in disabled)
