@@ -16,6 +16,7 @@ from sm70_engine.plugin.settings import EngineSettings, SettingsError, read_sett
 from sm70_engine.serve.checkpoint import read_checkpoint
 from sm70_engine.serve.failure import ServeError, refused
 from sm70_engine.serve.pins import check_pins
+from sm70_engine.serve.weights import weight_faults
 from sm70_engine.session import Session
 from sm70_profiles.facts import GpuFacts, HostFacts
 from sm70_profiles.identity import digest
@@ -81,6 +82,7 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str], *, strict
     """
     model = read_checkpoint(Path(request.model_path), "model")
     draft = None if request.draft_path is None else read_checkpoint(Path(request.draft_path), "draft")
+    _whole(request)
     facts = Facts(model=model, draft=draft, gpu=_gpu(request, environment), host=_host())
     launch = launch_of(request, facts, environment)
     if launch.resolution.refusals:
@@ -108,6 +110,17 @@ def verified(launch: Launch, skip: Collection[str] = ()) -> Launch:
 def explained(refusal: StrictRefusal) -> ServeError:
     """A refused strict start as the end that it is."""
     return ServeError(refusal.reason, refusal.message, refusal.remedy)
+
+
+def _whole(request: ServeRequest) -> None:
+    """Raises ServeError when weights are missing or cut short, unless the user loads them in another way."""
+    if any(word.partition("=")[0] == "--load-format" for word in request.extra_args):
+        return
+    for what, folder in (("model", request.model_path), ("draft", request.draft_path)):
+        faults = list(weight_faults(Path(folder))) if folder is not None else []
+        if faults:
+            message = f"the {what} is not a whole checkpoint: {'; '.join(faults[:8])}"
+            raise ServeError(TerminationReason.MODEL_INVALID, message, f"Copy the {what} again.")
 
 
 def _gpu(request: ServeRequest, environment: Mapping[str, str]) -> GpuFacts | None:

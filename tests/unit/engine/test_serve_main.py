@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -401,6 +402,22 @@ def test_a_missing_model_is_refused_before_anything_starts(serve: Serve) -> None
     words = serve.last_words()
     assert words.reason is TerminationReason.PATH_NOT_FOUND
     assert "/nowhere/model" in words.message
+
+
+def test_a_copy_that_was_cut_short_is_refused_before_anything_starts(serve: Serve) -> None:
+    folder = shutil.copytree(serve.models / "tiny", serve.folder / "tiny")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    arguments = (str(folder), "--profile", PROFILE, "--seed", "dead")
+    status, output = serve.run(*arguments)
+    assert status == 2
+    assert "vllm argv" not in output
+    words = serve.last_words()
+    assert words.reason is TerminationReason.MODEL_INVALID
+    assert "model.safetensors: " in words.message
+    assert "it has 5000" in words.message
+    _, output = serve.run(*arguments, "--load-format", "dummy")
+    assert "vllm argv" in output
 
 
 def test_a_draft_for_another_model_is_refused_by_its_own_name(serve: Serve) -> None:
