@@ -1,4 +1,7 @@
-"""Every rule of the CRD, by the API server itself (dry run): what it refuses, and in which words."""
+"""Every rule of the CRDs, by the API server itself (dry run): what it refuses, and in which words.
+
+And whether it admits what the operator renders, at the pod security level `restricted`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from golden.test_operator_jobs_rendering import CASES
 from sm70_operator.api import crd, names
 from testcluster.cluster import Cluster
 from testcluster.errors import CommandError
+from unit.operator.builders import KEY as SERVICE
 
 pytestmark = pytest.mark.cluster
 
@@ -201,3 +206,23 @@ def test_evidence_is_written_once(definition: Cluster) -> None:
         assert shown.splitlines()[1].split()[1:3] == ["Failed", "3/4"]
     finally:
         definition.kubectl("delete", names.QUALIFICATION_SHORT_NAME, name)
+
+
+@pytest.fixture(scope="module")
+def restricted(definition: Cluster) -> Cluster:
+    """The namespace of the golden manifests, in which nothing but `restricted` pods is admitted."""
+    levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SERVICE.namespace, "labels": levels}}
+    definition.apply(namespace)
+    return definition
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered_is_admitted(restricted: Cluster, case: str) -> None:
+    manifests = CASES[case]()
+    assert {manifest["metadata"]["namespace"] for manifest in manifests} == {SERVICE.namespace}
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+    text = text.replace("REVISION", "0123456789")
+    restricted.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f", "-", stdin=text
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from sm70_operator.observe.snapshot import Resource, Snapshot
 from sm70_operator.plan.intent import Target, read_intent
 from sm70_operator.render.deployment import render_deployment
 from sm70_operator.render.objects import Manifest
-from sm70_operator.render.preflight_job import render_preflight_job
+from sm70_operator.render.preflight_job import Look, render_preflight_job
 from sm70_operator.render.qualification_job import JudgeRun, render_qualification, render_qualification_job
 from sm70_operator.render.resource_claim import render_claim_template
 from sm70_operator.render.revision import Revision
@@ -84,7 +84,7 @@ def claims() -> list[Manifest]:
 
 CASES = {
     "judge": lambda: [render_qualification(OWNER, RUN), render_qualification_job(OWNER, RUN)],
-    "preflight": lambda: [render_preflight_job(OWNER, NAME, revision(), "node-1")],
+    "preflight": lambda: [render_preflight_job(OWNER, NAME, revision(), Look(node="node-1"))],
     "downloads": lambda: [render_deployment(OWNER, NAME, revision(model={"huggingFace": HUB}), 1)],
     "claims": claims,
 }

@@ -67,7 +67,7 @@ def jobs(
     if decision.check and judgement.preflight.state is CheckState.MISSING:
         base = decision.traffic
         look = preflight_look(target.revision, _claims(snapshot), _node(fleet, base))
-        manifest = render_preflight_job(owner, target.name, target.revision, look.node)
+        manifest = render_preflight_job(owner, target.name, target.revision, look)
         yield Apply(manifest, f"Revision {target.name} is checked before anything is stopped for it.", known=False)
     yield from _verdicts(snapshot, now)
     if decision.judge:

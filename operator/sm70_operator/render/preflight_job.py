@@ -42,7 +42,9 @@ class Look:
 
     skip: str = ""
     node: str = ""
-    """The node that the Job has to run on, because a volume is there; empty for any."""
+    """The node of the server that serves; empty for any. There the image and the files are needed soon."""
+    required: bool = False
+    """A volume is on that node and cannot be mounted elsewhere; otherwise another node will do."""
 
 
 def preflight_look(revision: Revision, claims: Mapping[str, ClaimFacts], node: str = "") -> Look:
@@ -51,7 +53,7 @@ def preflight_look(revision: Revision, claims: Mapping[str, ClaimFacts], node: s
     claims: what is known of claims, by name; nothing is assumed of an unknown one. node: where the pods of the revision
     that serves run; empty when none runs.
     """
-    there = ""
+    required = False
     for name in claim_names(revision):
         facts = claims.get(name)
         if facts is None:
@@ -66,8 +68,8 @@ def preflight_look(revision: Revision, claims: Mapping[str, ClaimFacts], node: s
                 skip=f"The claim `{name}` is {ALONE} and the running server has it: it cannot be mounted twice."
             )
         if set(facts.access_modes) <= {ONE_NODE, ALONE}:
-            there = node
-    return Look(node=there)
+            required = bool(node)
+    return Look(node=node, required=required)
 
 
 def claim_names(revision: Revision) -> tuple[str, ...]:
@@ -77,8 +79,8 @@ def claim_names(revision: Revision) -> tuple[str, ...]:
     return tuple(dict.fromkeys(claim.claim_name for claim in found if claim is not None))
 
 
-def render_preflight_job(owner: Owner, name: str, revision: Revision, node: str = "") -> Manifest:
-    """The Job `SERVICE-pREVISION`. `node`: see `Look.node`."""
+def render_preflight_job(owner: Owner, name: str, revision: Revision, look: Look = Look()) -> Manifest:
+    """The Job `SERVICE-pREVISION`. What it pulls and downloads is then where a change in place starts."""
     if revision.cache.kind is CacheKind.CLAIM:
         revision = revision.model_copy(update={"cache": CacheVolume(kind=CacheKind.EMPTY)})
     spec = pod_spec(owner, name, revision)
@@ -107,8 +109,9 @@ def render_preflight_job(owner: Owner, name: str, revision: Revision, node: str 
         "volumes": spec["volumes"],
         **{key: spec[key] for key in kept if key in spec},
     }
-    if node:
-        pod["affinity"] = _on(pod.get("affinity", {}), node)
+    if look.node:
+        affinity = pod.get("affinity", {})
+        pod["affinity"] = _on(affinity, look.node) if look.required else _towards(affinity, look.node)
     return render_job(
         owner,
         name=names.preflight_name(owner.name, name),
@@ -122,8 +125,20 @@ def render_preflight_job(owner: Owner, name: str, revision: Revision, node: str 
 def _on(affinity: Manifest, node: str) -> Manifest:
     """The affinity, narrowed to one node (terms are alternatives, so each gets the demand)."""
     key = "requiredDuringSchedulingIgnoredDuringExecution"
-    demand = {"key": "metadata.name", "operator": "In", "values": [node]}
+    demand = _named(node)
     of_nodes = affinity.get("nodeAffinity", {})
     terms = of_nodes.get(key, {}).get("nodeSelectorTerms") or [{}]
     narrowed = [{**term, "matchFields": [*term.get("matchFields", ()), demand]} for term in terms]
     return {**affinity, "nodeAffinity": {**of_nodes, key: {"nodeSelectorTerms": narrowed}}}
+
+
+def _towards(affinity: Manifest, node: str) -> Manifest:
+    """The affinity, with one node preferred to all others."""
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    of_nodes = affinity.get("nodeAffinity", {})
+    wish = {"weight": 100, "preference": {"matchFields": [_named(node)]}}
+    return {**affinity, "nodeAffinity": {**of_nodes, key: [*of_nodes.get(key, ()), wish]}}
+
+
+def _named(node: str) -> Manifest:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}

@@ -13,7 +13,7 @@ from sm70_operator.api.pod import KeyReference
 from sm70_operator.api.qualification import parse_evidence
 from sm70_operator.observe.facts import parse_pod
 from sm70_operator.render.objects import Manifest
-from sm70_operator.render.preflight_job import ClaimFacts, claim_names, preflight_look, render_preflight_job
+from sm70_operator.render.preflight_job import ClaimFacts, Look, claim_names, preflight_look, render_preflight_job
 from sm70_operator.render.qualification_job import (
     JudgeRun,
     read_verdict,
@@ -82,9 +82,9 @@ def only(job: Manifest) -> Manifest:
     return found
 
 
-def preflight(document: dict[str, Any] | None = None, node: str = "") -> Manifest:
+def preflight(document: dict[str, Any] | None = None, look: Look = Look()) -> Manifest:  # noqa: B008
     wanted = target(document)
-    return render_preflight_job(OWNER, wanted.name, wanted.revision, node)
+    return render_preflight_job(OWNER, wanted.name, wanted.revision, look)
 
 
 JOBS = {
@@ -184,29 +184,37 @@ def test_a_preflight_is_the_engines_pod_without_gpu_and_key() -> None:
     assert volumes["cache"] == {"name": "cache", "emptyDir": {}}, "the server that runs has the claim"
 
 
-def test_a_preflight_runs_where_its_claim_is() -> None:
-    affinity = preflight(node="node-2")["spec"]["template"]["spec"]["affinity"]
+def test_a_preflight_runs_where_its_claim_is_and_else_rather_where_the_server_is() -> None:
+    wanted = [{"key": "metadata.name", "operator": "In", "values": ["node-2"]}]
+    affinity = preflight(look=Look(node="node-2", required=True))["spec"]["template"]["spec"]["affinity"]
     (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["node-2"]}]
+    assert term["matchFields"] == wanted
+    document = spec(gpus={"count": 1, "products": ["Tesla-V100-SXM2-16GB"]})
+    affinity = preflight(document, Look(node="node-2"))["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (wish,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchFields"] == wanted
+    assert affinity["requiredDuringSchedulingIgnoredDuringExecution"], "the node labels of the GPU stay demanded"
 
 
 @pytest.mark.parametrize(
-    ("claims", "node", "skip", "where"),
+    ("claims", "node", "skip", "where", "required"),
     [
-        ({}, "node-1", "", ""),
-        ({"models": ClaimFacts(("ReadWriteMany",), True)}, "node-1", "", ""),
-        ({"models": ClaimFacts(("ReadWriteOnce",), True)}, "node-1", "", "node-1"),
-        ({"models": ClaimFacts(("ReadWriteOnce",), True)}, "", "", ""),
-        ({"models": ClaimFacts(("ReadWriteOncePod",), True)}, "node-1", "`models` is ReadWriteOncePod", ""),
-        ({"models": ClaimFacts(("ReadWriteOncePod",), True)}, "", "", ""),
-        ({"models": ClaimFacts(("ReadWriteOnce",), False)}, "", "`models` is not bound yet", ""),
+        ({}, "node-1", "", "node-1", False),
+        ({"models": ClaimFacts(("ReadWriteMany",), True)}, "node-1", "", "node-1", False),
+        ({"models": ClaimFacts(("ReadWriteOnce",), True)}, "node-1", "", "node-1", True),
+        ({"models": ClaimFacts(("ReadWriteOnce",), True)}, "", "", "", False),
+        ({"models": ClaimFacts(("ReadWriteOncePod",), True)}, "node-1", "`models` is ReadWriteOncePod", "", False),
+        ({"models": ClaimFacts(("ReadWriteOncePod",), True)}, "", "", "", False),
+        ({"models": ClaimFacts(("ReadWriteOnce",), False)}, "", "`models` is not bound yet", "", False),
     ],
 )
-def test_where_a_preflight_may_look(claims: dict[str, ClaimFacts], node: str, skip: str, where: str) -> None:
+def test_where_a_preflight_may_look(
+    claims: dict[str, ClaimFacts], node: str, skip: str, where: str, required: bool
+) -> None:
     look = preflight_look(target().revision, claims, node)
     assert skip in look.skip
     assert bool(look.skip) == bool(skip)
-    assert look.node == where
+    assert (look.node, look.required) == (where, required)
 
 
 def test_a_download_fills_the_claim_and_the_server_only_reads_it() -> None:
