@@ -89,6 +89,9 @@ def render_preflight_job(owner: Owner, name: str, revision: Revision, look: Look
     if (quantity(limits.get("memory", "")) or 0) > (quantity(MEMORY_LIMIT) or 0):
         limits["memory"] = MEMORY_LIMIT
     limits.pop("cpu", None)
+    requests = dict(RESOURCES["requests"])
+    if "memory" in limits and (quantity(limits["memory"]) or 0) < (quantity(requests["memory"]) or 0):
+        requests["memory"] = limits["memory"]  # a request above the limit is no pod at all
     container: Manifest = {
         "name": names.JOB_CONTAINER,
         "image": engine["image"],
@@ -96,7 +99,7 @@ def render_preflight_job(owner: Owner, name: str, revision: Revision, look: Look
         # The key is for those who ask the server; nobody asks a preflight.
         "env": [one for one in engine["env"] if one["name"] != names.API_KEY_VARIABLE],
         "terminationMessagePolicy": "File",
-        "resources": {**RESOURCES, "limits": limits},
+        "resources": {"requests": requests, "limits": limits},
         "securityContext": engine["securityContext"],
         "volumeMounts": engine["volumeMounts"],
     }
