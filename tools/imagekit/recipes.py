@@ -48,7 +48,10 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe("engine-cpu", ("requirements/cpu-lane.lock", "image/vllm-metadata"), building=24.0, kept=12.5),
         Recipe(
             "engine-sm70",
-            ("requirements/sm70-lane.lock", "requirements/sm70-build.lock", "requirements/sm70-vllm.lock"),
+            (
+                *("requirements/sm70-lane.lock", "requirements/sm70-build.lock", "requirements/sm70-vllm.lock"),
+                *("requirements/kernels.lock", "image/engine-sm70/kernels.sh"),
+            ),
             building=36.0,
             kept=0.0,
             exported=False,

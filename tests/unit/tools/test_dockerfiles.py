@@ -74,7 +74,12 @@ class TestShipped:
     def test_the_code_is_the_only_thing_above_the_lower_part(self, path: Path) -> None:
         last = instructions(path)
         start = max(index for index, (keyword, _) in enumerate(last) if keyword == "FROM")
-        assert [entry for entry in last[start:] if entry[0] in ("COPY", "RUN")] == [("COPY", "--from=wheel /out/ /")]
+        above = [entry for entry in last[start:] if entry[0] in ("COPY", "RUN")]
+        kernels = [("COPY", "--from=kernels /out/ /")] if stage(path, "kernels") else []
+        assert above == [("COPY", "--from=wheel /out/ /"), *kernels]
+
+    def test_the_engine_for_gpus_ships_its_kernels(self, path: Path) -> None:
+        assert bool(stage(path, "kernels")) == (path.parent.name == "engine-sm70")
 
     def test_says_what_it_is(self, path: Path) -> None:
         labels = " ".join(rest for keyword, rest in instructions(path) if keyword == "LABEL")
