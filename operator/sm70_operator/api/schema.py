@@ -156,9 +156,9 @@ class _Converter:
             result = {"description": " ".join(description.split()), **result}
         default = schema.get("default")
         if isinstance(default, Mapping):
-            # An absent object is filled from the defaults of its own fields, if it has any.
+            # An absent object is filled from the defaults of its own fields, if it has any; what differs is written out.
             if _has_defaults(result):
-                result["default"] = {}
+                result["default"] = _beyond(default, result)
         elif default is not None and default != []:
             result["default"] = default
         return result
@@ -171,6 +171,18 @@ class _Converter:
 
 def _has_defaults(schema: Mapping[str, Any]) -> bool:
     return any("default" in field for field in schema.get("properties", {}).values())
+
+
+def _beyond(default: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of an object's default that its fields' own defaults would not give."""
+    found = {}
+    for name, value in default.items():
+        field = schema["properties"][name]
+        if isinstance(value, Mapping) and "properties" in field:
+            value = _beyond(value, field)
+        if value not in (None, {}, [], field.get("default")):
+            found[name] = value
+    return found
 
 
 def _bound(schema: Mapping[str, Any], key: str, path: str) -> int:

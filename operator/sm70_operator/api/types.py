@@ -159,7 +159,7 @@ class Qualification(Document):
 
     suite: ProfileName = Field(default="smoke", description="A built-in suite.")
     when: QualificationTime = Field(
-        default=QualificationTime.NEVER,
+        default=QualificationTime.DURING,
         description="During: the started candidate is judged while it has no public traffic. Before: also nothing that"
         " serves is stopped for a candidate without evidence. Never: no evidence is asked for.",
     )
@@ -191,7 +191,9 @@ class Spec(Document):
     auth: Auth
     engine: Engine = Engine()
     pod: PodSettings = PodSettings()
-    qualification: Qualification = Qualification()
+    qualification: Qualification = Field(
+        default=Qualification(when=QualificationTime.NEVER), description="Omitted: no evidence is asked for."
+    )
     rollout: Rollout = Rollout()
 
 

@@ -19,6 +19,7 @@ from sm70_operator.plan.fleet import Fleet, Member, owner_of
 from sm70_operator.plan.intent import Rejected, Target
 from sm70_operator.plan.plan import Action, Apply, Delete, Event, EventType, Record, Scale
 from sm70_operator.plan.rollout import Decision, Step
+from sm70_operator.render import revision as revisions
 from sm70_operator.render.cache import render_cache_claim
 from sm70_operator.render.deployment import render_deployment
 from sm70_operator.render.history import render_controller_revision
@@ -193,7 +194,9 @@ def _run(
     starts = bool(count) and not member.asks
     runs = name if count else ""
     because = f"Revision {name} starts." if starts else f"Revision {name} is to have {count} replicas."
-    if document is not None:
+    # A Deployment that another rendering made keeps its template: an upgrade of the operator restarts nobody's pods.
+    present = document is not None and document.render_version == revisions.RENDER_VERSION
+    if document is not None and (present or found is None):
         owner = owner_of(snapshot)
         template = render_claim_template(owner, name, document)
         if template is not None and starts:
@@ -202,7 +205,7 @@ def _run(
         for action in _apply(manifest, found, because):
             yield Apply(action.manifest, action.because, action.known, runs, beside, starts)
     elif found is not None and not found.deleting and replicas_of(found) != count:
-        # Made by another version, or its record is lost: it can still be scaled.
+        # It can still be scaled, also when its record is lost.
         yield Scale(found.name, found.uid, found.version, count, because, runs, beside, starts)
 
 

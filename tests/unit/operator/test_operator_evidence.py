@@ -8,7 +8,7 @@ import pytest
 
 from sm70_operator.api.conditions import MEANINGS, ConditionStatus, ConditionType, Reason
 from sm70_operator.api.qualification import Evidence, parse_evidence
-from sm70_operator.api.types import OnInconclusive, Qualification
+from sm70_operator.api.types import OnInconclusive, Qualification, Spec
 from sm70_operator.plan.evidence import (
     EvidenceView,
     Place,
@@ -79,9 +79,10 @@ def test_what_runs_say(runs: list[str | None], standing: Standing, status: Condi
 
 
 def test_nothing_is_asked_for_by_default() -> None:
-    found = judge_evidence([run("Failed")], wanted(), Qualification())
+    omitted = Spec.model_validate(spec()).qualification
+    found = judge_evidence([run("Failed")], wanted(), omitted)
     assert found.standing is Standing.NOT_REQUIRED
-    assert found.admits(Qualification())
+    assert found.admits(omitted)
 
 
 def test_only_the_users_word_promotes_what_was_not_decided() -> None:

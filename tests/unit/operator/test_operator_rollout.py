@@ -15,6 +15,7 @@ from sm70_operator.observe.facts import NodeFacts, parse_object, parse_pod
 from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Snapshot
 from sm70_operator.plan.plan import Action, Apply, Delete, Plan, Record, Scale
 from sm70_operator.plan.planner import plan
+from sm70_operator.render import deployment as rendering
 from sm70_operator.render import revision
 from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.report import PathState, RouteCount
@@ -298,20 +299,33 @@ def test_a_surged_change_keeps_the_old_one_until_the_bake_time_ends() -> None:
 
 
 def test_an_operator_of_another_version_changes_no_running_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither another rendering, nor other default images: pods are rendered from the stored revision."""
+    """Neither another rendering, nor other default images: a revision that is stored stays what it was."""
     world = running(NEW)
     other = SETTINGS.model_copy(update={"engine_image_cpu": "registry.test/engine-cpu:2"})
     monkeypatch.setattr(revision, "RENDER_VERSION", 2)
+    monkeypatch.setattr(rendering, "PRE_STOP_SECONDS", 17)
     found = plan(world, NOW, other)
     assert found.actions == ()
     assert found.status is not None
     assert (found.status.revisions.target, found.status.revisions.active) == (NEW_NAME, NEW_NAME)
     assert found.status.effective is not None
     assert found.status.effective.image == IMAGE
+    more = plan(replace(world, resource=resource(NEW | {"replicas": 2})), NOW, other)
+    assert scaled(more.actions) == {f"tiny-{NEW_NAME}": 2}, "only scaled: its template is not touched"
+    assert not [one for one in more.actions if isinstance(one, Apply)]
     edited = plan(replace(world, resource=resource(OLD)), NOW, other)
     (made,) = (one.manifest for one in edited.actions if isinstance(one, Apply))
     assert made["kind"] == "ControllerRevision"
     assert (made["data"]["renderVersion"], made["data"]["image"], made["revision"]) == (2, other.engine_image_cpu, 2)
+
+
+def test_a_stopped_revision_returns_with_the_template_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [record(OLD), rejected(NEW)]
+    world = snapshot([deployment(OLD, 0)], selected=OLD_NAME, of=resource(NEW), records=records)
+    monkeypatch.setattr(revision, "RENDER_VERSION", 2)
+    monkeypatch.setattr(rendering, "PRE_STOP_SECONDS", 17)
+    found = planned(world)
+    assert scaled(found.actions) == {f"tiny-{OLD_NAME}": 1}
 
 
 def test_a_revision_is_no_prose() -> None:
