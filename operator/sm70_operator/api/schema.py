@@ -156,7 +156,7 @@ class _Converter:
             result = {"description": " ".join(description.split()), **result}
         default = schema.get("default")
         if isinstance(default, Mapping):
-            # An absent object is filled from the defaults of its own fields, if it has any; what differs is written out.
+            # An absent object is filled from its own fields' defaults, if it has any; what differs is written out.
             if _has_defaults(result):
                 result["default"] = _beyond(default, result)
         elif default is not None and default != []:
