@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from engine.conftest import Starter
 from engine.judge import faults
+from engine.qualified import failed, qualify
 from sm70_profiles.catalog import load_profile
+from sm70_profiles.qualification import Verdict
 from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.routes import Stage
 from sm70_profiles.termination import TerminationKind
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_a_bad_model_serves_and_fails_the_judge_and_a_disabled_path_keeps_it_unready(
-    starter: Starter, answers: dict[str, dict[str, Any]]
+    starter: Starter, answers: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     server = starter("tiny_hybrid_reference", "bad", overrides={"kvCacheDtype": "fp8_e5m2"})
     assert server.http.get("/health").status_code == 200
@@ -32,6 +35,9 @@ def test_a_bad_model_serves_and_fails_the_judge_and_a_disabled_path_keeps_it_unr
 
     for one in answers.values():
         assert faults(server.chat(one["request"]), one["expected"])
+    report = qualify(server, tmp_path, ["right-answers", "prefix-hit"])
+    assert report.verdict is Verdict.FAILED
+    assert failed(report) == {"right-answers"}
 
     counts = server.dispatches()
     assert counts["attention_e5m2_reference", Stage.DECODE] > 0
@@ -74,4 +80,9 @@ def test_a_draft_speeds_up_and_an_allowance_makes_ready(
     tokens = sum(one["expected"]["completionTokens"] for one in answers.values())
     # Three layers a round: the first of three drafted tokens is right, so a round yields two tokens.
     assert rounds / 3 < 0.6 * tokens
+    series = server.http.get("/metrics").text
+    (yielded,) = re.findall(r"^sm70_spec_tokens_per_round (\S+)$", series, re.MULTILINE)
+    assert 1.8 < float(yielded) <= 4
+    (took,) = re.findall(r"^sm70_spec_round_seconds (\S+)$", series, re.MULTILINE)
+    assert float(took) > 0
     assert server.stop() == 0
