@@ -18,7 +18,7 @@ import numpy as np
 
 from . import plans, v100
 from .device import Device, DeviceBuffer, Partition
-from .plans import AttentionMemory, CacheLayout, DecodePlan, KvFormat, Launch, LinearTile, VerifyPlan
+from .plans import AttentionMemory, CacheLayout, ChainOp, DecodePlan, KvFormat, Launch, LinearTile, VerifyPlan
 
 USEFUL_BYTES = 1 << 30
 LAYERS = 16  # full-attention layers of the 27B model
@@ -99,6 +99,26 @@ ATTENTION_CASES: tuple[AttentionBench, ...] = (
 LINEAR_CASES: tuple[LinearBench, ...] = (
     *(LinearBench(m, n, k) for m in (1, 8, 16, 32, 64) for n, k in TP4_SHAPES),
     *(LinearBench(m, 4352, 5120, gated=True) for m in (1, 8, 16)),
+)
+
+
+@dataclass(frozen=True)
+class ChainBench:
+    """Linears (n, k, gated) in one launch, each reading what the one before wrote."""
+
+    name: str
+    m: int
+    shapes: tuple[tuple[int, int, bool], ...]
+    cooperative: bool = True
+
+
+MLP = ((4352, 5120, True), (5120, 4352, False))
+FOUR = tuple((n, k, False) for n, k in TP4_SHAPES)
+CHAIN_CASES: tuple[ChainBench, ...] = tuple(
+    ChainBench(name, m, shapes, cooperative)
+    for cooperative in (True, False)
+    for name, shapes in (("mlp", MLP), ("four", FOUR), ("four twice", FOUR * 2))
+    for m in ((1, 8, 16, 32, 64) if cooperative else (1, 8, 16))
 )
 
 
@@ -237,6 +257,32 @@ class Bench:
             "nvfp4_linear", f"M{case.m} N{case.n} K{case.k}{' gated' if case.gated else ''}", make, copies, useful
         )
 
+    def chain(self, case: ChainBench) -> Row:
+        """Several NVFP4 linears in one launch."""
+        sizes = [n * k * 9 // 16 * (2 if gated else 1) for n, k, gated in case.shapes]
+        useful = sum(sizes)
+        copies, widest = max(1, USEFUL_BYTES // useful), max(max(n, k) for n, k, _ in case.shapes)
+        source = self.source(FINITE_FP8)
+        halves = (np.random.default_rng(2).standard_normal(64 * widest) * 0.1).astype(np.float16)
+        outs = [self.device.put(halves) for _ in range(len(sizes) + 1)]
+        counters = self.device.put(np.zeros(2, np.uint32))
+
+        def make(i: int) -> tuple[Launch, ...]:
+            at, ops = source.address + i % copies * useful * self.spread, []
+            for j, (n, k, gated) in enumerate(case.shapes):
+                scale = 1e-3 if gated else None
+                ops.append(ChainOp(at, outs[j].address, outs[j + 1].address, 1e-3, n, k, k, n, scale))
+                at += sizes[j] * self.spread
+            return (
+                plans.chain(
+                    ops, m=case.m, counters=counters.address, multiprocessors=self.part.multiprocessors,
+                    cooperative=case.cooperative,
+                ),
+            )  # fmt: skip
+
+        name = f"M{case.m} {case.name}{'' if case.cooperative else ' not cooperative'}"
+        return self._row("nvfp4_chain", name, make, copies, useful)
+
     def run(self, families: tuple[str, ...] = ()) -> Iterator[Row]:
         """Every case of the named families (a prefix is enough), or of all."""
         for case in ATTENTION_CASES:
@@ -245,6 +291,9 @@ class Bench:
         for product in LINEAR_CASES:
             if not families or any("nvfp4_linear".startswith(x) for x in families):
                 yield self.linear(product)
+        for chained in CHAIN_CASES:
+            if not families or any("nvfp4_chain".startswith(x) for x in families):
+                yield self.chain(chained)
 
 
 def markdown(rows: list[Row]) -> str:
