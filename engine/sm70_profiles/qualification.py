@@ -410,6 +410,9 @@ class Suite(Document):
     description: Annotated[str, StringConstraints(max_length=4000)] = ""
     timeout_seconds: int = Field(default=1800, ge=1, le=86_400, description="Of the whole run.")
     request_timeout_seconds: int = Field(default=300, ge=1, le=3600)
+    chat_template_arguments: dict[Key, bool | int | Annotated[str, StringConstraints(max_length=64)]] = Field(
+        default_factory=dict, max_length=16, description="What every chat passes to the model's template."
+    )
     gates: tuple[AnyCheck, ...] = Field(min_length=1, max_length=MAX_GATES)
 
     @model_validator(mode="after")

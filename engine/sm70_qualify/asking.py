@@ -31,13 +31,17 @@ class OutOfTimeError(EndpointError):
 class Asker:
     """Asks one endpoint for one run. Thread-safe."""
 
-    def __init__(self, endpoint: Endpoint, *, seconds: float, seed: int = 0) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, seconds: float, seed: int = 0, template: Mapping[str, Any] | None = None
+    ) -> None:
+        """`template`: arguments of every chat's template."""
         self.endpoint = endpoint
         self.prompts = Prompts(endpoint, seed=seed)
         self._deadline = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._raw: list[dict[str, Any]] = []
-        self._token_ids = True
+        self._template = dict(template or {})
+        self._extras = True
 
     @property
     def raw(self) -> list[dict[str, Any]]:
@@ -51,41 +55,41 @@ class Asker:
 
     def ask(self, gate: str, prompt: Prompt, **options: Any) -> Answer:
         """A chat completion."""
-        return self._record(gate, {"messages": prompt, **options}, lambda more: self._ask(prompt, options | more))
+        template = {"chat_template_kwargs": self._template} if self._template else {}
+        request = {"messages": prompt, **options, **template}
+        return self._record(gate, request, lambda more: self.endpoint.ask(prompt, **options, **more), template)
 
     def send(self, gate: str, prompt: str | tuple[int, ...], **options: Any) -> Answer:
         """A completion of a prompt from `self.prompts`."""
         shown = prompt if isinstance(prompt, str) else {"tokens": len(prompt), "sha256": digest(list(prompt))}
-        return self._record(
-            gate, {"prompt": shown, **options}, lambda more: self.prompts.send(prompt, **options, **more)
-        )
+        request = {"prompt": shown, **options}
+        return self._record(gate, request, lambda more: self.prompts.send(prompt, **options, **more), {})
 
-    def _ask(self, prompt: Prompt, options: Mapping[str, Any]) -> Answer:
-        return self.endpoint.ask(prompt, **options)
-
-    def _record(self, gate: str, request: dict[str, Any], send: Callable[[dict[str, Any]], Answer]) -> Answer:
+    def _record(
+        self, gate: str, request: dict[str, Any], send: Callable[..., Answer], extras: Mapping[str, Any]
+    ) -> Answer:
         if time.monotonic() > self._deadline:
             raise OutOfTimeError("the time of the run is up")
         entry: dict[str, Any] = {"gate": gate, "request": request}
         try:
-            answer = self._with_token_ids(send)
+            answer = self._with_extras(send, {"return_token_ids": True, **extras})
         except Exception as error:
             self._write({**entry, "error": why(error)})
             raise
         self._write({**entry, "answer": _plain(answer)})
         return answer
 
-    def _with_token_ids(self, send: Callable[[dict[str, Any]], Answer]) -> Answer:
-        """Asks for token ids until the endpoint is found to refuse the request with them and take it without."""
-        if not self._token_ids:
+    def _with_extras(self, send: Callable[..., Answer], extras: Mapping[str, Any]) -> Answer:
+        """Asks with vLLM's own members, until the endpoint refuses a request with them and takes it without."""
+        if not self._extras:
             return send({})
         try:
-            return send({"return_token_ids": True})
+            return send(extras)
         except EndpointError as error:
             if error.status not in (400, 422):
                 raise
             answer = send({})
-            self._token_ids = False
+            self._extras = False
             return answer
 
     def _write(self, entry: dict[str, Any]) -> None:

@@ -101,7 +101,9 @@ def _run(options: argparse.Namespace) -> int:
             if options.model is None:
                 endpoint.model = inputs.only_model(endpoint)
             subject = survey(endpoint, profile)
-            asker = Asker(endpoint, seconds=suite.timeout_seconds, seed=options.seed)
+            asker = Asker(
+                endpoint, seconds=suite.timeout_seconds, seed=options.seed, template=suite.chat_template_arguments
+            )
             watcher = Watcher() if options.quiet else lines(progress)
             report, interrupted = run(suite, asker, subject, thresholds=thresholds, watcher=watcher)
             raw = asker.raw

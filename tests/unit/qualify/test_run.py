@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ SMOKE = load_suite("smoke")
 
 def judged(reciter: Reciter, suite: Suite = SMOKE, **options: Any) -> tuple[QualificationReport, Asker]:
     with serving(reciter) as url, Endpoint(url, model=MODEL, api_key=KEY) as endpoint:
-        asker = Asker(endpoint, seconds=120)
+        asker = Asker(endpoint, seconds=120, template=suite.chat_template_arguments)
         report, _ = run(suite, asker, survey(endpoint, PROFILE), **options)
         return report, asker
 
@@ -214,6 +215,14 @@ def test_a_command_line_that_cannot_be_used_asks_nothing(
     said = capsys.readouterr().err
     assert words in said
     assert "secret" not in said
+
+
+def test_chats_carry_the_suites_template_arguments_and_completions_do_not() -> None:
+    reciter = Reciter()
+    judged(reciter)
+    chats = [body for path, body in reciter.asked if path == "/v1/chat/completions"]
+    assert {json.dumps(body.get("chat_template_kwargs")) for body in chats} == {'{"enable_thinking": false}'}
+    assert not [body for path, body in reciter.asked if path == "/v1/completions" and "chat_template_kwargs" in body]
 
 
 def test_the_raw_data_hold_what_was_asked_and_answered() -> None:
