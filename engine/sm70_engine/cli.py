@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from sm70_engine.acceleration.routes import CountersError, create_counters, read_counters
 from sm70_engine.acceleration.startup import enter
+from sm70_engine.acceleration.strict import STRICT_ENVIRONMENT, strict
 from sm70_engine.cache.key import complete
 from sm70_engine.cache.use import CacheUse, prepared
 from sm70_engine.serve.arguments import USAGE, CommandLine, read_command_line
@@ -64,6 +65,8 @@ def _asked_early(number: int, _frame: object) -> None:
 def _run(command_line: CommandLine, request: ServeRequest, environment: MutableMapping[str, str]) -> int:
     """Raises ServeError for whatever is refused."""
     strictly = strict_start(command_line.from_environment, environment)
+    if strict(environment) and not strictly:
+        print(f"sm70-serve: warning: {STRICT_ENVIRONMENT[0]} has no effect: the request's policy judges", flush=True)
     if command_line.preflight:
         return _end_preflight(preflight(request, environment, command_line.skip, strictly), environment)
     launch = plan_launch(request, environment, strictly=strictly)

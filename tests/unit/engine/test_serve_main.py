@@ -228,6 +228,7 @@ def test_under_the_operator_a_start_is_never_strict(serve: Serve) -> None:
     request = operators_request(serve, overrides={"kvCacheDtype": "fp8_e5m2"}, extraArgs=["--seed", "dead"])
     _, output = serve.run(SM70_SERVE_REQUEST=request, SM70_REQUIRE_PROFILE_ACCELERATION="1")
     assert "vllm argv" in output
+    assert "SM70_REQUIRE_PROFILE_ACCELERATION has no effect" in output
 
 
 def test_a_checksum_that_differs_is_refused_unless_it_is_skipped(serve: Serve) -> None:
