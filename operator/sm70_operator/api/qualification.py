@@ -18,9 +18,9 @@ from pydantic import Field, StringConstraints, ValidationError
 from sm70_operator.api import names
 from sm70_operator.api.conditions import ConditionStatus
 from sm70_operator.api.types import StatusPart, Text, Word, list_map
-from sm70_profiles.base import Document, Name, ProfileName
+from sm70_profiles.base import Document, Figure, Name, ProfileName
 from sm70_profiles.identity import QualificationIdentity, short
-from sm70_profiles.qualification import Bound, QualificationReport, Verdict
+from sm70_profiles.qualification import Bound, GateName, QualificationReport, Verdict
 
 MAX_GATES = 64
 KEY_LENGTH = 10
@@ -40,6 +40,9 @@ class QualificationSpec(Document):
     revision: Annotated[str, StringConstraints(min_length=1, max_length=16, pattern=r"^[a-z0-9]+$")]
     key: QualificationIdentity
     suite: ProfileName
+    thresholds: dict[GateName, Figure] = Field(
+        default_factory=dict, max_length=32, description="Floors that were demanded in place of the suite's."
+    )
     attempt: int = Field(ge=1, le=10_000, description="Counts the runs of one suite against one key.")
 
 
@@ -179,6 +182,7 @@ def parse_evidence(raw: Mapping[str, Any]) -> Evidence | None:
     )
 
 
-def qualification_name(service: str, key: QualificationIdentity, suite: str, attempt: int) -> str:
+def qualification_name(service: str, spec: QualificationSpec) -> str:
     """The name of the evidence and of the Job that makes it: the same run has the same name, also after a crash."""
-    return f"{service}-q{short({'key': key, 'suite': suite}, KEY_LENGTH)}-{attempt}"
+    judged = {"key": spec.key, "suite": spec.suite, "thresholds": dict(spec.thresholds)}
+    return f"{service}-q{short(judged, KEY_LENGTH)}-{spec.attempt}"

@@ -14,7 +14,8 @@ from pydantic.alias_generators import to_camel
 
 from sm70_operator.api.conditions import Condition
 from sm70_operator.api.pod import EnvVar, KeyReference, LocalReference, PodSettings
-from sm70_profiles.base import AbsolutePath, Document, Name, ProfileName, Quantity
+from sm70_profiles.base import AbsolutePath, Document, Figure, Name, ProfileName, Quantity
+from sm70_profiles.qualification import GateName
 from sm70_profiles.report import UuidSource
 from sm70_profiles.routes import Stage
 from sm70_profiles.spec import Acceleration, DraftSource, GpuRequest, ModelSource, Overrides
@@ -158,6 +159,12 @@ class Qualification(Document):
     """What a revision has to show before it gets traffic, beside its acceleration."""
 
     suite: ProfileName = Field(default="smoke", description="A built-in suite.")
+    thresholds: dict[GateName, Figure] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="Other floors of the suite's performance gates, as decimal figures: `{decode-rate: '60'}`. Evidence"
+        " for other floors is other evidence.",
+    )
     when: QualificationTime = Field(
         default=QualificationTime.DURING,
         description="During: the started candidate is judged while it has no public traffic. Before: also nothing that"

@@ -5,15 +5,19 @@ What comes from nodes and containers is untrusted text: bounded and stripped her
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from sm70_operator.api import names
 from sm70_profiles.report import printable
 
 Raw = Mapping[str, Any]
+MANIFESTS_UNPACKED = 128
 MESSAGE_LENGTH = 700
 """Longest piece of foreign text that enters a condition."""
 MAX_STEPS = 8
@@ -96,7 +100,10 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """A child of the service, with its manifest as the API server has it."""
+    """A child of the service, with its manifest as the API server has it.
+
+    Manifests are kept packed: there are several to a service, and only those of a service that is looked at are read.
+    """
 
     name: str
     uid: str
@@ -106,7 +113,23 @@ class ObjectFacts:
     owner: str
     """The uid of the controlling service; empty when none controls it."""
     deleting: bool
-    manifest: Raw
+    packed: bytes
+
+    @property
+    def manifest(self) -> Raw:
+        """Not to be changed: it is shared."""
+        return _unpacked(self.packed)
+
+
+def packed(value: Any) -> bytes:
+    """JSON, compressed."""
+    return zlib.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), 1)
+
+
+@lru_cache(maxsize=MANIFESTS_UNPACKED)
+def _unpacked(data: bytes) -> Raw:
+    found: Raw = json.loads(zlib.decompress(data))
+    return found
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -128,7 +151,7 @@ def parse_object(raw: Raw) -> ObjectFacts:
         service=(metadata.get("labels") or {}).get(names.SERVICE_LABEL, ""),
         owner=controller_uid(metadata),
         deleting="deletionTimestamp" in metadata,
-        manifest=manifest,
+        packed=packed(manifest),
     )
 
 

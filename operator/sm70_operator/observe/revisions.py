@@ -15,7 +15,7 @@ from functools import lru_cache
 from pydantic import ValidationError
 
 from sm70_operator.api import names
-from sm70_operator.observe.facts import ObjectFacts, Raw, parse_object, parse_time
+from sm70_operator.observe.facts import ObjectFacts, Raw, packed, parse_object, parse_time
 from sm70_operator.render.revision import Revision
 from sm70_profiles.report import printable
 
@@ -79,7 +79,7 @@ def parse_revision(raw: Raw) -> RevisionFacts:
         number=int(raw.get("revision") or 0),
         created=parse_time(metadata.get("creationTimestamp")),
         source=annotations.get(names.SOURCE_ANNOTATION, ""),
-        packed=zlib.compress(json.dumps(raw.get("data"), ensure_ascii=False).encode()),
+        packed=packed(raw.get("data")),
         good_since=parse_time(annotations.get(names.GOOD_ANNOTATION)),
         rejection=_rejection(annotations.get(names.REJECTED_ANNOTATION)),
     )

@@ -198,7 +198,8 @@ def _judged(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualificat
     if policy is None or policy.when is QualificationTime.NEVER:
         text = "No qualification is demanded."
         return EvidenceView(Standing.NOT_REQUIRED, Finding.unknown(Reason.NOT_REQUIRED, text))
-    runs = [one for one in found if one.spec.suite == policy.suite and not one.deleting]
+    asked = (policy.suite, policy.thresholds)
+    runs = [one for one in found if (one.spec.suite, one.spec.thresholds) == asked and not one.deleting]
     mine = [] if wanted is None else [one for one in runs if wanted.matches(one.spec.key)]
     mine.sort(key=lambda one: (one.spec.attempt, one.name))
     attempts = policy.repeats + 1

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from sm70_operator.api import names
 from sm70_operator.api.conditions import Finding, Reason, with_remedy
 from sm70_operator.api.hashing import attempt_name, revision_name, source_name
-from sm70_operator.api.types import Spec
+from sm70_operator.api.types import Qualification, QualificationTime, Spec
 from sm70_operator.observe.revisions import RevisionFacts
 from sm70_operator.observe.snapshot import ProfileDocument, Resource, Snapshot
 from sm70_operator.render import revision as revisions
@@ -18,6 +18,7 @@ from sm70_operator.settings import Settings
 from sm70_profiles.catalog import ProfileNotFoundError, load_profile
 from sm70_profiles.documents import DocumentError, describe, parse_profile
 from sm70_profiles.profile import Profile
+from sm70_profiles.qualification import Performance, QualificationError, load_suite
 from sm70_profiles.report import printable
 from sm70_profiles.resolver import Resolution, ServeRequest, resolve
 
@@ -173,6 +174,7 @@ def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:
         for position, variable in enumerate(spec.env)
         if variable.name in reserved
     ]
+    refusals += _suite_refusals(spec.qualification)
     resources = pod_resources(spec, resolution)
     shared, limit = quantity(resources.shared_memory), quantity(resources.limits.get("memory", ""))
     if shared is not None and limit is not None and shared >= limit:
@@ -182,6 +184,25 @@ def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:
             " `pod.resources.limits.memory`."
         )
     return refusals
+
+
+def _suite_refusals(qualification: Qualification) -> list[str]:
+    """The judge has the operator's own suites, so what it would refuse is refused before anything is stopped."""
+    if qualification.when is QualificationTime.NEVER:
+        return []
+    try:
+        suite = load_suite(qualification.suite)
+    except QualificationError as error:
+        return [f"Suite: `qualification.suite` must be a built-in suite; {error}. Choose one of these."]
+    rated = {gate.name for gate in suite.gates if isinstance(gate, Performance)}
+    wrong = sorted(set(qualification.thresholds) - rated)
+    if not wrong:
+        return []
+    there = ", ".join(f"`{name}`" for name in sorted(rated)) or "it has none"
+    return [
+        f"Threshold: `qualification.thresholds` must name performance gates of suite `{suite.name}` ({there}); found"
+        f" {', '.join(f'`{name}`' for name in wrong)}. Remove them."
+    ]
 
 
 def _sentence(text: str) -> str:

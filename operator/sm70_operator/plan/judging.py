@@ -169,6 +169,7 @@ def _judge(snapshot: Snapshot, target: Target, judgement: Judgement, settings: S
         api_key=target.revision.api_key,
         image_pull_secrets=target.revision.image_pull_secrets,
         timeout_seconds=policy.timeout_seconds,
+        thresholds=policy.thresholds,
     )
     because = f"Revision {target.name} is judged by suite `{policy.suite}`, run {run.attempt}."
     if running is None:

@@ -6,8 +6,8 @@ comes back as the container's termination message; how the container ended decid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from sm70_operator.api import names
@@ -51,21 +51,28 @@ class JudgeRun:
     image_pull_policy: str | None = None
     image_pull_secrets: Sequence[LocalReference] = ()
     timeout_seconds: int = DEFAULT_SECONDS
+    thresholds: Mapping[str, str] = field(default_factory=dict)
+    """Floors in place of the suite's, by gate."""
+
+    def spec(self, service: str) -> QualificationSpec:
+        """What the evidence says was to be judged."""
+        return QualificationSpec(
+            service_ref=ServiceReference(name=service),
+            revision=self.revision,
+            key=self.key,
+            suite=self.suite,
+            thresholds=dict(self.thresholds),
+            attempt=self.attempt,
+        )
 
     def name(self, service: str) -> str:
         """The name of the evidence and of the Job."""
-        return qualification_name(service, self.key, self.suite, self.attempt)
+        return qualification_name(service, self.spec(service))
 
 
 def render_qualification(owner: Owner, run: JudgeRun) -> Manifest:
     """The Sm70Qualification: made before its Job, so that a run is never forgotten."""
-    spec = QualificationSpec(
-        service_ref=ServiceReference(name=owner.name),
-        revision=run.revision,
-        key=run.key,
-        suite=run.suite,
-        attempt=run.attempt,
-    )
+    spec = run.spec(owner.name).model_dump(mode="json", by_alias=True, exclude_none=True)
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.QUALIFICATION_KIND,
@@ -73,7 +80,7 @@ def render_qualification(owner: Owner, run: JudgeRun) -> Manifest:
             run.name(owner.name),
             {names.COMPONENT_LABEL: names.QUALIFICATION_COMPONENT, names.FOR_REVISION_LABEL: run.revision},
         ),
-        "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "spec": {name: value for name, value in spec.items() if value != {}},
     }
 
 
@@ -91,6 +98,7 @@ def render_qualification_job(owner: Owner, run: JudgeRun) -> Manifest:
         "args": [
             *("run", "--url", candidate, "--suite", run.suite, "--model", run.served_name),
             *("--out", "/tmp/report.json", "--termination-log", names.TERMINATION_LOG),  # noqa: S108
+            *(word for gate in sorted(run.thresholds) for word in ("--threshold", f"{gate}={run.thresholds[gate]}")),
         ],
         "env": environment,
         "terminationMessagePolicy": "File",
