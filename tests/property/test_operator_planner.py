@@ -159,7 +159,7 @@ def dump(status: Any) -> Any:
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
