@@ -85,10 +85,11 @@ def test_compiled_code_is_found_again_and_answers_the_same(
     assert (state, none) == (CacheState.WARM, 0)
     assert second == first
     # A file that is damaged on the volume costs a cold start and a warning, and is replaced.
-    library = next(volume.glob("sm70-compile/*/1/files/inductor/**/*.so"))
+    library = next(volume.glob("sm70-compile/*/*/files/inductor/**/*.so"))
     library.write_bytes(b"damaged")
     state, again, third, server = served()
-    assert (state, again) == (CacheState.COLD, added)
+    assert state is CacheState.COLD
+    assert again
     assert "warning: compile cache: a cold start: the entry is damaged" in server.log
     assert third == first
     # A volume that cannot be written: the server compiles, serves and says so.
