@@ -233,9 +233,9 @@ class Endpoint:
                             seen(piece)
             else:
                 gatherer.take(_object(self._fetch("POST", path, MAX_ANSWER_BYTES, json=body)))
+            return gatherer.answer(stream)
         except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
             raise EndpointError("the endpoint sent something that is no completion") from error
-        return gatherer.answer(stream)
 
     def models(self) -> dict[str, int | None]:
         """The served models by name, with the tokens that a context has room for where the server says it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -88,3 +88,85 @@ def test_an_endless_report_is_cut_off() -> None:
         pytest.raises(ReportError, match="must not exceed"),
     ):
         server.acceleration()
+
+
+def test_token_ids_and_the_times_of_chunks_are_kept() -> None:
+    def part(text: str, *ids: int) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "text": text, "token_ids": list(ids), "finish_reason": None}]}
+
+    with endpoint(lambda _: stream(part("a b", 1, 2), part("", 3), part("c", 4))) as server:
+        answer = server.complete((7, 8, 9), max_tokens=4)
+    assert (answer.token_ids, answer.tokens, answer.text) == ((1, 2, 3, 4), 4, "a bc")
+    assert [chunk.tokens for chunk in answer.chunks] == [2, 1, 1]
+    assert [chunk.seconds for chunk in answer.chunks] == sorted(chunk.seconds for chunk in answer.chunks)
+    assert answer.pieces == 2
+
+
+def test_an_answer_that_is_not_streamed_has_no_chunks() -> None:
+    message = {"content": "x", "tool_calls": [{"function": {"name": "clock", "arguments": "{}"}}]}
+    whole = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 3}}
+    with endpoint(lambda _: httpx.Response(200, json=whole)) as server:
+        answer = server.ask("hi", stream=False)
+    assert (answer.text, answer.tool_calls, answer.tokens) == ("x", (ToolCall("clock", "{}"),), 3)
+    assert (answer.chunks, answer.first_piece_seconds) == ((), None)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": "all"},
+        {"choices": [7]},
+        {"choices": [{"delta": "text"}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": "first"}]}}]},
+        {"choices": [{"text": "x", "token_ids": ["one"]}]},
+        {"choices": [{"text": "x", "token_ids": 5}]},
+        {"choices": [], "usage": "much"},
+    ],
+)
+def test_what_is_no_completion_is_an_error_and_no_crash(chunk: dict[str, Any]) -> None:
+    with endpoint(lambda _: stream(chunk)) as server, pytest.raises(EndpointError, match="no completion"):
+        server.ask("hi")
+
+
+@pytest.mark.parametrize("count", [-1, True, "7", 1.5, 1 << 60, None])
+def test_a_count_that_is_none_is_not_known(count: object) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": 2}
+    with endpoint(lambda _: stream(delta(content="x"), {"choices": [], "usage": usage})) as server:
+        answer = server.ask("hi")
+    assert (answer.prompt_tokens, answer.completion_tokens) == (None, 2)
+
+
+def test_an_endless_line_and_an_endless_answer_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm70_qualify.client.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("sm70_qualify.client.MAX_ANSWER_BYTES", 100_000)
+
+    def forever() -> Iterator[bytes]:
+        while True:
+            yield b"x" * 600
+
+    def lines() -> Iterator[bytes]:
+        while True:
+            yield b'data: {"choices": []}\n' * 1000
+
+    for parts in (forever(), lines()):
+        response = httpx.Response(200, content=parts)
+        with endpoint(lambda _: response) as server, pytest.raises(EndpointError, match="must not"):  # noqa: B023
+            server.ask("hi")
+
+
+def test_an_answer_that_takes_too_long_ends() -> None:
+    def slowly() -> Iterator[bytes]:
+        while True:
+            yield b'data: {"choices": []}\n'
+
+    with (
+        endpoint(lambda _: httpx.Response(200, content=slowly()), total_seconds=0) as server,
+        pytest.raises(EndpointError, match="too long"),
+    ):
+        server.ask("hi")
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"data": [1]}', "[" * 100_000])
+def test_a_list_of_models_that_is_none(body: str) -> None:
+    with endpoint(lambda _: httpx.Response(200, text=body)) as server, pytest.raises(EndpointError):
+        server.models()
