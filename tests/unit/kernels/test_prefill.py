@@ -101,7 +101,7 @@ def test_memory_that_stays_reserved_does_not_depend_on_the_batch() -> None:
         (PrefillPlan(LAYOUT, 6, ((2, 1),)), "context of 1 tokens cannot end with 2"),
         (PrefillPlan(LAYOUT, 6, ((0, 9),)), "must be a query token"),
         (PrefillPlan(LAYOUT, 6, ((1, 1),), window=-1), "window"),
-        (PrefillPlan(CacheLayout.split(KvFormat.F16, 16, 1, 64), 6, ((1, 1),)), "128 or 256: 64"),
+        (PrefillPlan(CacheLayout.split(KvFormat.F16, 16, 1, 64), 6, ((1, 1),)), "128 or 256, not 64"),
         (PrefillPlan(LAYOUT, 6, ((1, 1),), starts=(0,)), "dense K and V must be FP16"),
         (PrefillPlan(PrefillPlan.dense_layout(1, 256), 6, ((1, 1),), starts=(0, 1)), "first row of every sequence"),
         (PrefillPlan(PrefillPlan.dense_layout(1, 256), 6, ((1, 1),), starts=(0,)), "dense ones none"),
