@@ -18,6 +18,11 @@ from .errors import KernelError
 from .loader import objects_folder
 
 DOCUMENT = "docs/engine/kernels.md"
+DOCUMENTS = {
+    "routes": "every route with contract, kernels and lane results",
+    "round": "the predicted time of one speculative round on four V100s",
+}
+DEVICE_RESULTS = "docs/engine/device"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         "--proxy", action="store_true", help="on a card newer than Volta: predict a V100 (80 SMs, s2t, s3t)"
     )
     time.add_argument("--json", type=Path, help="write the rows here")
+    for name, what in DOCUMENTS.items():
+        page = commands.add_parser(name, help=f"{what}, from the device lane's results")
+        page.add_argument("--write", action="store_true", help=f"write docs/engine/{name}.md instead of printing it")
     for command in (test, time):
         command.add_argument("--objects", type=Path, help="built objects; by default the ones that were installed")
     return parser
@@ -119,13 +127,30 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def document(name: str) -> str:
+    """A page of docs/engine that is generated as a whole."""
+    from . import results, round_model, routes_doc
+
+    found = results.read(toolchain.REPOSITORY / DEVICE_RESULTS)
+    return routes_doc.document(found) if name == "routes" else round_model.document(found)
+
+
+def _document(options: argparse.Namespace) -> int:
+    text = document(options.command)
+    if options.write:
+        (toolchain.REPOSITORY / f"docs/engine/{options.command}.md").write_text(text)
+    else:
+        print(text, end="")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     options = _parser().parse_args(arguments)
     if options.command == "list":
         print(report.listing())
         return 0
-    work = {"build": _build, "report": _report, "check": _check, "bench": _bench}
+    work = {"build": _build, "report": _report, "check": _check, "bench": _bench} | dict.fromkeys(DOCUMENTS, _document)
     try:
         return work[options.command](options)
     except KernelError as error:

@@ -1,0 +1,72 @@
+"""The pages that are generated from the device lane's results: up to date, complete, and honest about what is open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sm70_engine.kernels import cli, results, round_model, routes_doc, toolchain
+from sm70_engine.kernels.families import FAMILIES
+from sm70_engine.kernels.round_model import Kind
+from sm70_profiles.routes import ROUTES
+
+DEVICE = toolchain.REPOSITORY / cli.DEVICE_RESULTS
+
+
+@pytest.mark.parametrize("name", cli.DOCUMENTS)
+def test_the_page_is_up_to_date(name: str) -> None:
+    page = toolchain.REPOSITORY / f"docs/engine/{name}.md"
+    assert page.read_text() == cli.document(name), f"run `sm70-kernels {name} --write`"
+
+
+def test_every_route_has_a_row_and_every_kernel_of_a_row_exists() -> None:
+    page = routes_doc.document(results.read(DEVICE))
+    for name in ROUTES:
+        assert f"| `{name}` |" in page
+    names = [kernel.name for family in FAMILIES for kernel in family.kernels]
+    for route, served in routes_doc.SERVED.items():
+        assert route in ROUTES
+        for prefix in served.kernels:
+            assert any(name.startswith(prefix) for name in names), f"{route}: no kernel begins with {prefix}"
+
+
+def test_the_round_is_the_sum_of_its_lines_and_grows_with_the_context() -> None:
+    found = results.read(DEVICE)
+    sums = [round_model.total(round_model.lines(found, context)) for context in round_model.CONTEXTS]
+    assert sums == sorted(sums)
+    for context in round_model.CONTEXTS:
+        lines = round_model.lines(found, context)
+        parts = [round_model.total(lines, (kind,)) for kind in Kind]
+        assert sum(low for low, _ in parts) == pytest.approx(round_model.total(lines)[0])
+        assert all(line.low <= line.high for line in lines)
+        # What no kernel of ours computes is never passed off as timed.
+        assert not any(
+            "no kernel" in line.source or "assumed" in line.source for line in lines if line.kind is not Kind.OPEN
+        )
+
+
+def test_a_context_between_two_cases_lies_between_their_times() -> None:
+    found = results.read(DEVICE)
+    attention = {
+        context: next(line for line in round_model.lines(found, context) if line.name.startswith("verify"))
+        for context in round_model.CONTEXTS
+    }
+    assert attention[32768].kind is Kind.PROXY
+    assert attention[65536].kind is Kind.MODELLED
+    assert attention[32768].low < attention[65536].low < attention[131072].low < attention[262144].low
+
+
+def test_later_results_count_and_kernels_that_are_gone_do_not(tmp_path: Path) -> None:
+    def row(us: float) -> dict[str, object]:
+        return {"family": "f", "case": "c", "kernel": "k", "v100_microseconds": us}
+
+    for name, us, ratio in (("a", 5.0, 2.0), ("b", 3.0, 0.5)):
+        runs = [{"variant": variant, "rows": [row(us + i)]} for i, variant in enumerate(results.STAND_INS)]
+        (tmp_path / f"{name}_bench.json").write_text(json.dumps({"runs": runs}))
+        checks = [{"name": "kv_write_f16 one", "ratio": ratio}, {"name": "gone_kernel x", "ratio": 0.1}]
+        (tmp_path / f"{name}_checks.json").write_text(json.dumps({"checks": checks}))
+    found = results.read(tmp_path)
+    assert found.times[("f", "c")].text == "3.0 / 4.0"
+    assert found.checks == {"kv_write_f16": results.Checked(1, 1)}
