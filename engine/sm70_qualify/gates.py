@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -22,6 +21,7 @@ from sm70_profiles.qualification import Bound, Gate, Metric, Verdict, decimal
 from sm70_qualify.asking import Asker, misfit, response_format, tool
 from sm70_qualify.client import ASKING_ERRORS, Answer, EndpointError, why
 from sm70_qualify.health import REPLACEMENT, ailments
+from sm70_qualify.threads import at_once
 from sm70_qualify.timing import Timing, TokenSource, spread, timing
 
 REFUSALS = (400, 422)
@@ -248,8 +248,7 @@ def _mixed_load(check: q.MixedLoad, about: Circumstances) -> Gate:
         except ASKING_ERRORS as error:
             return why(error), False
 
-    with ThreadPoolExecutor(check.concurrency) as pool:
-        found = list(pool.map(run, jobs))
+    found = list(at_once(run, jobs, check.concurrency))
     faults = [fault for fault, _ in found if fault]
     if not any(answered for _, answered in found):
         return Gate(name=check.name, verdict=Verdict.ERROR, samples=len(found), message=_cut(faults[0]))

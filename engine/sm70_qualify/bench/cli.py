@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -84,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ASKING_ERRORS as error:
         print(f"sm70-bench: {why(error)}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print("sm70-bench: stopped; nothing is written", file=sys.stderr, flush=True)
+        os._exit(130)  # Threads still wait for answers that nobody needs.
 
 
 def _levels(options: argparse.Namespace) -> list[Level]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sm70_qualify.client import ASKING_ERRORS, Answer, Endpoint, EndpointError, why
 from sm70_qualify.prompts import Prompts
+from sm70_qualify.threads import at_once
 from sm70_qualify.timing import Timing, timing
 
 VLLM_ONLY = ("return_token_ids", "ignore_eos", "min_tokens", "top_k")
@@ -136,10 +136,9 @@ def measure(sender: Sender, level: Level, done: Callable[[Sample], None] = lambd
     before = speculation(sender.endpoint.metrics())
     start = time.perf_counter()
     samples = []
-    with ThreadPoolExecutor(level.concurrency) as pool:
-        for sample in pool.map(one, prompts):
-            samples.append(sample)
-            done(sample)
+    for sample in at_once(one, prompts, level.concurrency):
+        samples.append(sample)
+        done(sample)
     wall = time.perf_counter() - start
     after = speculation(sender.endpoint.metrics())
     return Measured(level, tuple(samples), wall, sender.prompts.exact, _moved(before, after))

@@ -35,6 +35,9 @@ class Reciter:
     hits: int = 0
     drafts: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    reached: threading.Event = field(default_factory=threading.Event)
+    """Set by a request that hangs (the fault of that name)."""
+    released: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status, and a JSON value or an iterator of the events of a stream."""
@@ -43,6 +46,9 @@ class Reciter:
             number = len(self.asked)
         if "down" in self.faults:
             return 503, {"error": {"message": "the engine is dead"}}
+        if "hangs" in self.faults and number > 4:
+            self.reached.set()
+            self.released.wait(60)
         if path == "/tokenize":
             if not self.tokenizes:
                 return 404, {"error": {"message": "no such page"}}
@@ -200,6 +206,7 @@ def serving(reciter: Reciter) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
+        reciter.released.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from sm70_engine.tinymodel.chains import answers
 from sm70_profiles.catalog import load_profile
+from sm70_profiles.documents import write_document
 from sm70_profiles.qualification import (
     MAX_REPORT_BYTES,
     MAX_TERMINATION_BYTES,
@@ -192,6 +196,24 @@ def test_nobody_there_is_an_error_with_a_report(tmp_path: Path) -> None:
     report = parse_qualification(out.read_bytes())
     assert (report.verdict, report.gates) == (Verdict.ERROR, ())
     assert "could not be asked" in report.message
+
+
+@pytest.mark.parametrize(("first", "passed"), [("right-answers", 1), ("mixed-load", 0)])
+def test_a_run_that_is_stopped_leaves_what_it_has(first: str, passed: int, tmp_path: Path) -> None:
+    """Whether one request is under way or sixteen."""
+    reciter, words, suite = Reciter(faults=frozenset({"hangs"})), tmp_path / "termination-log", tmp_path / "suite"
+    gates = sorted(SMOKE.gates, key=lambda check: check.name != first)
+    suite.write_text(write_document(SMOKE.model_copy(update={"gates": tuple(gates)})))
+    with serving(reciter) as url:
+        arguments = ["--url", url, "--suite", str(suite), "--profile", PROFILE.name, "--termination-log", str(words)]
+        process = subprocess.Popen([sys.executable, "-m", "sm70_qualify.cli", "run", *arguments, "--quiet"])
+        assert reciter.reached.wait(60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == Verdict.ERROR.exit_status
+    report = parse_qualification(words.read_bytes())
+    verdicts = [one.verdict for one in report.gates]
+    assert verdicts == [Verdict.PASSED] * passed + [Verdict.ERROR] * (len(gates) - passed)
+    assert report.gates[-1].message == "the run was stopped before"
 
 
 @pytest.mark.parametrize(
