@@ -382,7 +382,9 @@ class Startup(StatusPart):
     revision: Revision
     phase: StartupPhase
     since: datetime
-    estimate_seconds: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    estimate_seconds: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="How long the service's last complete start took."
+    )
 
 
 class Display(StatusPart):

@@ -105,14 +105,14 @@ def _preflight(
         return Check(because="It has served before.")
     look = preflight_look(target.revision, _claims(snapshot), _node(fleet, base))
     if look.skip:
-        return Check(because=f"The preflight is left out. {look.skip}")
+        return Check(because=f"The preflight is left out. {look.skip}", alone=look.skip)
     job = next((one for one in _own_jobs(snapshot, names.PREFLIGHT_COMPONENT) if one.revision == target.name), None)
     if job is None or job.object.deleting:
         return Check(CheckState.MISSING)
     pods = _pods(snapshot, job)
     if not job.ended:
         if obstacle := preflight_obstacle(pods, snapshot.node_words):
-            return Check(because=f"The preflight is left out. {obstacle}")
+            return Check(because=f"The preflight is left out. {obstacle}", alone=obstacle)
         stuck = _stuck(snapshot, job, now)
         if stuck:
             return Check(CheckState.FAILED, stuck)

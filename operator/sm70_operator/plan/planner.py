@@ -17,7 +17,7 @@ from sm70_operator.plan.fleet import Fleet, base_of, fallback_of, fleet_of, owne
 from sm70_operator.plan.gates import fallback_percent, judge_reports, merge_routes, reports_of
 from sm70_operator.plan.intent import Rejected, Target, read_intent
 from sm70_operator.plan.judging import Judgement, jobs, judgement_of
-from sm70_operator.plan.plan import Plan
+from sm70_operator.plan.plan import Event, EventType, Plan
 from sm70_operator.plan.rollout import Check, Decision, Question, decide
 from sm70_operator.plan.status import World, build_status, read_status, revisions_of, transitions
 from sm70_operator.plan.steps import carry_out
@@ -72,19 +72,30 @@ def plan(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
         replicas=replicas,
         judge_missing=decision.judge and not settings.judge_image,
     )
+    if name is not None and (startup is None or startup.revision != name):
+        startup = startup_of(name, about.pods, snapshot.answers, earlier.startup, now)
     world = _world(snapshot, outcome, name, startup, settings)
     status = build_status(world, summarize(outcome), earlier, now)
     blocked = bool(snapshot.obstacle)
     return Plan(
         actions=() if blocked else steps.actions,
         status=status,
-        events=(() if blocked else steps.events()) + transitions(earlier.conditions, status.conditions),
+        events=(
+            *(() if blocked else (*_announced(decision, earlier), *steps.events())),
+            *transitions(earlier.conditions, status.conditions),
+        ),
         wake_after_seconds=min(
             _wake(about.pods, intent, startup, now, settings),
             _routes_due(world, status, now),
             decision.wake_seconds if decision.wake_seconds is not None else float("inf"),
         ),
     )
+
+
+def _announced(decision: Decision, earlier: Status) -> tuple[Event, ...]:
+    if decision.rollout is None or decision.rollout == earlier.rollout:
+        return ()
+    return (Event(EventType.NORMAL, "RolloutBegins", "BeginRollout", decision.because),)
 
 
 def _subject_name(intent: Target | Rejected, decision: Decision) -> str | None:
@@ -102,7 +113,7 @@ def _world(
         resource=snapshot.resource,
         revisions=revisions_of(outcome.fleet, outcome.target),
         rollout=decision.rollout,
-        startup=startup if startup is not None and name == startup.revision else None,
+        startup=startup if name is not None else None,
         evidence=outcome.evidence,
         subject=name if subject is not None else None,
         pods=outcome.about.pods,
@@ -200,21 +211,22 @@ def _question(
         evidence=judgement.evidence if judgement is not None else not_required,
         preflight=judgement.preflight if judgement is not None else Check(),
         announced=earlier.rollout,
-        choice=_choice(snapshot, intent, earlier),
+        choice=_choice(snapshot, intent, earlier, judgement.preflight.alone if judgement is not None else ""),
         promoted_at=parse_time((metadata.get("annotations") or {}).get(names.PROMOTED_ANNOTATION)),
         fallback_percent=fallback_percent(look.pods, snapshot.answers),
         now=now,
+        last_start_seconds=earlier.startup.estimate_seconds if earlier.startup is not None else None,
     )
 
 
-def _choice(snapshot: Snapshot, intent: Target | Rejected, earlier: Status) -> Choice | None:
+def _choice(snapshot: Snapshot, intent: Target | Rejected, earlier: Status, alone: str) -> Choice | None:
     if isinstance(intent, Rejected):
         return None
     revision, wanted = intent.revision, intent.spec.rollout.strategy
     counted = revision.gpus.count > 0 and revision.request.gpus.allocation is GpuAllocation.DEVICE_PLUGIN
     if wanted is not RolloutStrategy.IN_PLACE and counted and snapshot.nodes is None and not snapshot.nodes_hidden:
         return None
-    supply = Supply(snapshot.nodes, snapshot.holders, snapshot.claim)
+    supply = Supply(snapshot.nodes, snapshot.holders, snapshot.claim, alone)
     return choose(wanted, intent.name, revision, intent.spec.replicas, supply, earlier.rollout)
 
 

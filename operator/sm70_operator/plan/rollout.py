@@ -75,6 +75,8 @@ class CheckState(StrEnum):
 class Check:
     state: CheckState = CheckState.PASSED
     because: str = ""
+    alone: str = ""
+    """Why the revision's pods cannot run beside those that serve; empty where nothing is known against it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Question:
     fallback_percent: int | None
     """Share of the target's dispatches on fallback routes lately; None: there was no traffic."""
     now: datetime
+    last_start_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,11 +248,19 @@ def _begin(question: Question, target: Target, wait: Decision, base: str | None)
     rollout = RolloutStatus(revision=name, strategy=str(choice.strategy), because=choice.because[:1024])
     told = question.announced
     if told is None or (told.revision, told.strategy) != (rollout.revision, rollout.strategy):
-        text = f"Revision {name} is next, {choice.strategy}: {choice.because}"
+        text = f"Revision {name} is next, {choice.strategy}: {choice.because}{_outage(question, choice)}"
         return replace(wait, step=Step.ANNOUNCING, because=text, rollout=rollout, wake_seconds=0.0)
     if choice.strategy is RolloutStrategy.SURGE and base is not None:
         return Decision((base, name), base, Step.STARTING, candidate=name, rollout=told)
     return Decision((name,), base, Step.DRAINING, candidate=name, rollout=told)
+
+
+def _outage(question: Question, choice: Choice) -> str:
+    """What an in-place change costs, as far as the last start tells."""
+    seconds = question.last_start_seconds
+    if choice.strategy is not RolloutStrategy.IN_PLACE or seconds is None:
+        return ""
+    return f" The last start took {seconds} s: expect as long without a server, and the draining and the judgement."
 
 
 def _judge(question: Question, target: Target, base: str | None) -> Decision:

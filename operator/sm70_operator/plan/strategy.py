@@ -30,6 +30,8 @@ class Supply:
     nodes: Sequence[NodeFacts] | None
     holders: Sequence[PodFacts]
     claim: ObjectFacts | None
+    alone: str = ""
+    """What a preflight found of volumes that cannot be mounted twice."""
 
 
 def choose(
@@ -41,7 +43,7 @@ def choose(
     told = earlier.strategy if earlier is not None and earlier.revision == name else ""
     if wanted is RolloutStrategy.AUTO and earlier is not None and told == RolloutStrategy.IN_PLACE:
         return Choice(RolloutStrategy.IN_PLACE, earlier.because)  # perhaps because there was no room beside
-    obstacle = _mounted_once(revision, supply.claim) or _no_room(revision, replicas, supply)
+    obstacle = _mounted_once(revision, supply) or _no_room(revision, replicas, supply)
     if not obstacle:
         why = "no GPU is needed" if revision.gpus.count == 0 else f"{_sets(revision.gpus, replicas)} free now"
         return Choice(RolloutStrategy.SURGE, f"{why[0].upper()}{why[1:]}, so the earlier revision serves meanwhile.")
@@ -55,8 +57,11 @@ def _sets(gpus: ResolvedGpus, replicas: int) -> str:
     return f"{replicas} x {gpus.count} matching GPUs are"
 
 
-def _mounted_once(revision: Revision, claim: ObjectFacts | None) -> str:
-    """A compile cache that only one node may mount keeps a second pod from starting elsewhere."""
+def _mounted_once(revision: Revision, supply: Supply) -> str:
+    """A volume that only one pod or node may mount keeps a second pod from starting."""
+    claim = supply.claim
+    if supply.alone:
+        return supply.alone[0].lower() + supply.alone[1:].rstrip(".")
     if revision.cache.kind is not CacheKind.CLAIM:
         return ""
     modes = () if claim is None else (claim.manifest.get("spec") or {}).get("accessModes") or ()

@@ -127,16 +127,20 @@ def startup_of(
     if not pods:
         return None
     phase = min((_phase(pod, answers.get(pod.uid)) for pod in pods), key=_ORDER.index)
+    estimate = _took(pods, answers) or (earlier.estimate_seconds if earlier is not None else None)
     known = earlier if earlier is not None and earlier.revision == revision else None
-    if known is not None and _ORDER.index(known.phase) >= _ORDER.index(phase) and phase is not StartupPhase.SERVING:
-        if known.phase is not StartupPhase.SERVING:
-            return known
-        return Startup(revision=revision, phase=phase, since=now)
-    if known is not None and known.phase is phase:
-        return known
-    # Without a memory (a lost status) the newest pod's birth is the earliest that its start can have stood still.
-    since = now if known is not None else max(pod.unready_since or pod.created for pod in pods)
-    return Startup(revision=revision, phase=phase, since=since)
+    since = known.since if known is not None else max(pod.unready_since or pod.created for pod in pods)
+    if known is not None and known.phase is not phase:
+        restarted = known.phase is not StartupPhase.SERVING and _ORDER.index(phase) < _ORDER.index(known.phase)
+        phase, since = (known.phase, since) if restarted else (phase, now)
+    return Startup(revision=revision, phase=phase, since=since, estimate_seconds=estimate)
+
+
+def _took(pods: Sequence[PodFacts], answers: Mapping[str, EngineAnswer]) -> int | None:
+    """How long the slowest server's start took, by its own word."""
+    reports = [answers[pod.uid].report for pod in pods if pod.uid in answers]
+    starts = [one.startup for one in reports if one is not None and one.startup is not None]
+    return max((round(sum(one.seconds.values())) for one in starts), default=None)
 
 
 def stalled(startup: Startup | None, pods: Sequence[PodFacts], deadline_seconds: int, now: datetime) -> str:

@@ -11,14 +11,16 @@ import pytest
 from sm70_operator.api import names
 from sm70_operator.api.conditions import ConditionStatus, ConditionType, Reason
 from sm70_operator.api.hashing import revision_name
+from sm70_operator.api.types import RolloutStrategy
 from sm70_operator.observe.facts import NodeFacts, parse_object, parse_pod
 from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Snapshot
 from sm70_operator.plan.plan import Action, Apply, Delete, Plan, Record, Scale
 from sm70_operator.plan.planner import plan
+from sm70_operator.plan.strategy import Supply, choose
 from sm70_operator.render import deployment as rendering
 from sm70_operator.render import revision
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.report import PathState, RouteCount
+from sm70_profiles.report import PathState, RouteCount, StartupPhase, StartupReport
 from sm70_profiles.routes import Stage
 from sm70_profiles.termination import Termination, TerminationKind
 from unit.operator.builders import (
@@ -387,3 +389,27 @@ def test_the_last_words_of_a_server_that_was_asked_to_end_stay_in_the_status() -
     assert later is not None
     assert later.routes is not None
     assert later.routes.last_shutdown == kept
+
+
+def test_the_outage_is_estimated_from_the_last_start_before_anything_stops() -> None:
+    phases = {StartupPhase.STARTING: 12.4, StartupPhase.LOADING_WEIGHTS: 30.2}
+    started = StartupReport(phase=StartupPhase.SERVING, since="2026-11-30T11:00:00Z", seconds=phases)
+    answers = report(startup=started)
+    settled = planned(running(OLD, answer=answers, of=resource(OLD)))
+    assert settled.status is not None
+    assert settled.status.startup is not None
+    assert settled.status.startup.estimate_seconds == 43
+    status = settled.status.model_dump(mode="json", by_alias=True)
+    found = planned(running(OLD, answer=answers, of=resource(NEW, status=status)))
+    assert "43 s" in condition(found, PROGRESSING).message
+    assert "RolloutBegins" in [event.reason for event in found.events]
+
+
+def test_volumes_that_cannot_be_mounted_twice_speak_against_a_surge() -> None:
+    wanted = target(NEW).revision
+    supply = Supply(NODES, (), None, alone="A claim is ReadWriteOncePod: it cannot be mounted twice.")
+    chosen = choose(RolloutStrategy.AUTO, NEW_NAME, wanted, 1, supply, None)
+    assert chosen.strategy is RolloutStrategy.IN_PLACE
+    assert "ReadWriteOncePod" in chosen.because
+    assert choose(RolloutStrategy.AUTO, NEW_NAME, wanted, 1, Supply(NODES, (), None), None).strategy == "Surge"
+    assert choose(RolloutStrategy.SURGE, NEW_NAME, wanted, 1, supply, None).strategy is None
