@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PYTHONPATH := tests:tools
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-full bench bootstrap prepare lint types imports unit images image-sm70 crds docs device-bundle test-device \
+.PHONY: help demo test test-full bench-operator bootstrap prepare lint types imports unit images image-sm70 crds docs device-bundle test-device \
         clean-cluster clean-cache bare
 
 help:  ## Show the targets.
@@ -54,6 +54,9 @@ device-bundle: bootstrap  ## Pack what the device lane needs on a machine with a
 
 test-device:  ## On that machine: the sm70 engine end to end; STAGE=first,reference for some of it.
 	@python3 tests/device/run_engine.py $(if $(STAGE),--stage $(STAGE)) $(if $(DEVICE_OUT),--out $(DEVICE_OUT))
+
+bench-operator: bootstrap  ## What the operator costs at 1, 100 and 1,000 services (SERVICES="5000" for more).
+	@$(PYTHON) -m bench.bench_operator --services $(or $(SERVICES),1 100 1000)
 
 bare: bootstrap  ## Run `make demo` once inside a debootstrapped Debian 12 with empty caches.
 	@tools/bare.sh

@@ -200,7 +200,8 @@ class Bench:
 
 def service(number: int) -> dict[str, Any]:
     """A service of the tiny profile that asks for next to nothing."""
-    document = builders.spec(pod={"resources": {"requests": {"cpu": "1m", "memory": "1Mi"}}})
+    small = {"requests": {"cpu": "1m", "memory": "1Mi"}}
+    document = builders.spec(pod={"resources": small}, rollout={"bakeSeconds": 0, "strategy": "InPlace"})
     metadata = {"name": f"s{number}", "namespace": NAMESPACE}
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": document}
 

@@ -20,6 +20,8 @@ from typing import Any, Self
 import aiohttp
 
 from sm70_operator.api import names
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.termination import Termination, TerminationKind
 
 Raw = dict[str, Any]
 NAMESPACE = "bench"
@@ -200,14 +202,34 @@ class Puppets:
         body = {"status": {**status, "conditions": [progressing]}}
         await self._send("PATCH", f"{DEPLOYMENTS}/{deployment['metadata']['name']}/status", body)
 
-    async def _finish(self, job: str) -> None:
-        """A Job that has succeeded, without any pod."""
+    async def _finish(self, name: str) -> None:
+        """A Job whose one pod has said that all is well."""
+        job = await self.api.send("GET", f"{JOBS}/{name}")
+        if not job:
+            return
+        template = job["spec"]["template"]
+        metadata = {**template["metadata"], "name": f"{name}-x", "namespace": NAMESPACE}
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "ownerReferences": [owner]}}
+        await self._send("POST", PODS, {**pod, "spec": template["spec"]})
+        words = Termination(kind=TerminationKind.PREFLIGHT, reason=TerminationReason.PASSED, message="puppet").encode()
+        terminated = {"exitCode": 0, "reason": "Completed", "message": words.decode(), "finishedAt": _now()}
+        container = {
+            "name": names.JOB_CONTAINER,
+            "image": template["spec"]["containers"][0]["image"],
+            "imageID": "",
+            "restartCount": 0,
+            "ready": False,
+            "state": {"terminated": terminated},
+        }
+        ended = {"phase": "Succeeded", "containerStatuses": [container]}
+        await self._send("PATCH", f"{PODS}/{name}-x/status", {"status": ended})
         complete = [
             {"type": kind, "status": "True", "lastTransitionTime": _now(), "lastProbeTime": _now()}
             for kind in ("SuccessCriteriaMet", "Complete")
         ]
         status = {"startTime": _now(), "completionTime": _now(), "succeeded": 1, "conditions": complete}
-        await self._send("PATCH", f"{JOBS}/{job}/status", {"status": status})
+        await self._send("PATCH", f"{JOBS}/{name}/status", {"status": status})
 
     async def _send(self, method: str, path: str, body: Raw) -> None:
         self.writes += 1

@@ -160,6 +160,13 @@ class Traffic:
         for thread in self._threads:
             thread.join(timeout=30)
 
+    def more(self, count: int, seconds: float = 60) -> None:
+        """Waits for so many answers to requests that are begun from now on."""
+        begin = time.monotonic()
+        while sum(one > begin for one, _ in self.finished) < count:
+            assert time.monotonic() < begin + seconds, f"no answers: {self.wrong[-3:]}, refused {len(self.refused)}"
+            time.sleep(0.05)
+
     def _ask(self) -> None:
         while not self._stop.is_set():
             begin = time.monotonic()
