@@ -1,11 +1,15 @@
-"""Runs with the lane's python: the sm70 engine's backend for vLLM on the CPU, over the operators' references.
+"""Runs with the lane's python: the sm70 engine inside vLLM's interfaces, without a GPU.
 
-Prints, as JSON, the largest error of a mixed batch by KV cache type, and which routes it took.
+python attention_in_lane.py MODEL
+
+Prints, as JSON: which hooks this vLLM lacks, what the platform makes of a configuration for a ModelOpt checkpoint, and
+by KV cache type the largest error of a mixed batch (over the operators' references) with the routes that it took.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 PAGE, HEADS, KV_HEADS, DIM = 16, 8, 2, 128
@@ -80,7 +84,59 @@ def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, w
     }
 
 
+def become_sm70() -> list[str]:
+    """This process takes the sm70 engine's platform; returns the hooks that are missing."""
+    from sm70_engine.plugin import hooks
+
+    hooks.stand_in()
+    import vllm.platforms
+
+    from sm70_engine.plugin import cuda_platform
+    from sm70_engine.plugin.cuda_platform import Sm70Platform
+
+    vars(cuda_platform)["choose_scheduler"] = lambda _: None  # it asks the session, and there is none
+
+    class WithoutGpu(Sm70Platform):
+        """Our platform where nobody can say which GPU it is."""
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return "no GPU"
+
+    vllm.platforms._current_platform = WithoutGpu()
+    wanted = (*hooks.CUDA_HOOKS, *(replacement.hook for replacement in hooks.REPLACEMENTS))
+    # The CPU lane has no Triton.
+    missing = [str(hook) for hook in wanted if not hook.module.startswith("triton.") and not hook.exists()]
+    hooks._attention("CUSTOM", "sm70_engine.attention.backend.FlashAttnV100Backend")
+    from sm70_engine.ops import linear_nvfp4_vllm
+    from sm70_engine.quantization import modelopt
+
+    modelopt.register()
+    linear_nvfp4_vllm.register_first()
+    return missing
+
+
+def configuration(model: str) -> dict[str, Any]:
+    """vLLM's completed configuration for a checkpoint whose FP8 KV cache has stored scales, asked for E5M2."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    # With these given, vLLM asks no GPU for its memory.
+    sizes = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 512, "kv_cache_memory_bytes": 64 << 20}
+    asked = EngineArgs(model=model, kv_cache_dtype="fp8_e5m2", **sizes)
+    found = asked.create_engine_config()
+    return {
+        "dtype": str(found.model_config.dtype),
+        "quantization": found.model_config.quantization,
+        "kv": found.cache_config.cache_dtype,
+        "worker": found.parallel_config.worker_cls,
+        "shutdown": found.shutdown_timeout,
+        "custom_ops": found.compilation_config.custom_ops,
+        "key": found.additional_config["sm70_settings"],
+    }
+
+
 def main() -> None:
+    missing, settled = become_sm70(), configuration(sys.argv[1])
     mixed = ([1, 1, 4, 37, 300], [40, 0, 96, 0, 23])
     result = {
         "fp16": batch("float16", *mixed, causal=True),
@@ -90,7 +146,7 @@ def main() -> None:
         "draft": batch("float16", [4, 4, 4], [0, 30, 100], causal=False, window=20),
         "wide draft": batch("float16", [20, 20], [0, 50], causal=False, window=30),
     }
-    print(json.dumps(result))
+    print(json.dumps({"missing": missing, "configuration": settled, "batches": result}))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,59 @@
-"""The sm70 engine's attention backend inside vLLM's interfaces, on the CPU: every kernel by its reference."""
+"""The sm70 engine inside vLLM's interfaces, on the CPU: hooks, configuration, and every kernel by its reference."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.server import environment
+from sm70_engine.plugin.settings import EngineSettings
 
 pytestmark = pytest.mark.engine
 
 
-def test_a_mixed_batch_is_attended_to_as_torch_does(lane: Path, tmp_path: Path) -> None:
-    script = Path(__file__).with_name("attention_in_lane.py")
+@pytest.fixture(scope="module")
+def found(lane: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, script = tmp_path_factory.mktemp("sm70"), Path(__file__).with_name("attention_in_lane.py")
     process = subprocess.run(
-        [str(lane), "-W", "ignore", str(script)], env=environment(tmp_path), capture_output=True, text=True, timeout=240
-    )
+        [str(lane), "-W", "ignore", str(script), str(models / "tiny")],
+        env=environment(folder, SM70_PRETEND="1", HF_HUB_OFFLINE="1"), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
     assert process.returncode == 0, process.stderr[-4000:]
-    found = json.loads(process.stdout.splitlines()[-1])
-    for name, one in found.items():
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
+
+
+def test_this_vllm_has_every_hook_of_the_gpu_platform(found: dict[str, Any]) -> None:
+    assert found["missing"] == []
+
+
+def test_the_platform_completes_a_configuration_for_compute_capability_7_0(found: dict[str, Any]) -> None:
+    settled = found["configuration"]
+    assert settled.pop("key") == EngineSettings(pretend=True).key()
+    assert settled == {
+        "dtype": "torch.float16",
+        "quantization": "modelopt_fp4",
+        "kv": "fp8_e5m2",
+        "worker": "sm70_engine.plugin.cuda_worker.Sm70Worker",
+        "shutdown": EngineSettings().shutdown_seconds,
+        "custom_ops": ["none"],
+    }
+
+
+def test_a_mixed_batch_is_attended_to_as_torch_does(found: dict[str, Any]) -> None:
+    batches = found["batches"]
+    for name, one in batches.items():
         assert one["error"] < 2e-3, name
         assert one["padding"] == 0, name
-    # Long prompts have no kernel yet and say so by the name of a fallback; all else has one.
-    assert found["e4m3"]["routes"] == [
+    # Without the prefill kernel long prompts say so by the name of a fallback; all else has a kernel.
+    assert batches["e4m3"]["routes"] == [
         "attention_rows/prefill",
         "decode_scalar_paged/decode",
         "verify_e4m3_grouped/verify",
     ]
-    assert found["draft"]["routes"] == ["draft_window/draft"]
-    assert found["wide draft"]["routes"] == ["attention_rows/draft"]
+    assert batches["draft"]["routes"] == ["draft_window/draft"]
+    assert batches["wide draft"]["routes"] == ["attention_rows/draft"]
