@@ -1,4 +1,4 @@
-"""JSON Schemas of what an engine says, for readers that are not written in Python; shipped in the wheel.
+"""JSON Schemas of what an engine and the judge say, for readers that are not written in Python; shipped in the wheel.
 
     python -m sm70_profiles.schemas --write      makes the files anew
     python -m sm70_profiles.schemas NAME         prints one
@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sm70_profiles.qualification import QualificationReport, Suite
 from sm70_profiles.report import AccelerationReport, StartupReport
 from sm70_profiles.termination import Termination
 
@@ -23,6 +24,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "acceleration-report": AccelerationReport,
     "startup": StartupReport,
     "termination": Termination,
+    "qualification-report": QualificationReport,
+    "qualification-suite": Suite,
 }
 _FOLDER = "data/schemas"
 
