@@ -82,7 +82,7 @@ def build_report(
     profile = session.request.profile
     paths = judge_paths(profile, settings, capabilities)
     stages = set(Stage) if speculates(settings) else {Stage.PREFILL, Stage.DECODE}
-    possible = {path.route for path in paths if path.state is not PathState.NOT_APPLICABLE}
+    possible = {path.name for path in paths if path.state is not PathState.NOT_APPLICABLE}
     return AccelerationReport(
         engine=_engine(environment, cuda),
         profile=ProfileFacts(name=profile.name, hash=session.profile_hash),
@@ -98,7 +98,7 @@ def build_report(
             for row in counts
             if row.dispatches
             or row.captures
-            or (row.route in possible and row.stage in ROUTES[row.route].stages and row.stage in stages)
+            or (ROUTES[row.route].path in possible and row.stage in ROUTES[row.route].stages and row.stage in stages)
         ),
         worker_facts=dict(worker_facts or {}),
         settled=settled_values(settings, worker_facts or {}),
