@@ -78,12 +78,6 @@ class Answer:
         """Generated tokens: the returned ids, else the usage."""
         return self.completion_tokens if self.token_ids is None else len(self.token_ids)
 
-    @property
-    def content(self) -> tuple[Any, ...]:
-        """What two equal answers have in common, times left out."""
-        calls = tuple((call.name, call.arguments) for call in self.tool_calls)
-        return (self.text, self.reasoning, calls, self.finish_reason, self.completion_tokens)
-
 
 @dataclass
 class _Gatherer:

@@ -338,7 +338,7 @@ def _performance(check: q.Performance, about: Circumstances) -> Gate:
         return Gate(verdict=Verdict.INCONCLUSIVE, message="the answers hold too few tokens to measure a rate", **common)
     sources = {run.token_source for run in about.measured[load]}
     notes = [
-        f"{tokens} prompt tokens, floor of {about.floor_source.get(check.name, 'the suite')}",
+        f"{_lengths(about.measured[load])} prompt tokens, floor of {about.floor_source.get(check.name, 'the suite')}",
         f"runs from {decimal(found.minimum, 2)} to {decimal(found.maximum, 2)}",
     ]
     if sources != {TokenSource.TOKEN_IDS}:
@@ -352,6 +352,14 @@ def _performance(check: q.Performance, about: Circumstances) -> Gate:
         message="; ".join(notes),
         **common,
     )
+
+
+def _lengths(runs: Sequence[Timing]) -> str:
+    """Prompt tokens of the runs by the server's usage."""
+    found = sorted({run.prompt_tokens for run in runs if run.prompt_tokens is not None})
+    if not found:
+        return "an unknown number of"
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def _by_floor(values: Sequence[Decimal], median: Decimal, floor: Decimal, metric: Metric) -> Verdict:

@@ -59,16 +59,15 @@ class Prompts:
         return self._ids is not None
 
     def make(self, tokens: int) -> str | tuple[int, ...]:
-        """A new prompt of so many tokens: ids, or text where the server does not tokenize (see `tokens_of`)."""
+        """A new prompt of so many tokens: ids, or text where the server does not tokenize.
+
+        Text that cannot be made exact is a little shorter; the answer's usage tells.
+        """
         if self._ids is None:
             return self._text(self._calibration(tokens))
         nonce = self._random.choices(self._nonces, k=min(16, tokens))
         passages = -(-tokens // len(self._ids))
         return (*nonce, *(self._ids * passages))[:tokens]
-
-    def tokens_of(self, tokens: int) -> int:
-        """How long a prompt asked for as `tokens` really is; another number only for text that cannot be made exact."""
-        return tokens if self._ids is not None else self._calibration(tokens).tokens
 
     def send(self, prompt: str | tuple[int, ...], **options: object) -> Answer:
         """Asks with a prompt by the interface that it was made for."""
