@@ -12,12 +12,12 @@ import argparse
 import json
 import sys
 import time
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
 
-from sm70_engine.kernels import bench, bench_prefill, build, checks, grid
+from sm70_engine.kernels import build, checks, grid, submission
 from sm70_engine.kernels.device import Device
 
 
@@ -37,32 +37,6 @@ def run_checks(objects: Path, size: checks.Size, seconds: float, families: tuple
     return results
 
 
-def run_bench(
-    objects: Path, variant: build.Variant, sms: int, kind: str, families: tuple[str, ...]
-) -> dict[str, object]:
-    """Calibration and rows of one build on `sms` multiprocessors (0: all)."""
-    runner = bench.Bench(Device(objects, variant.name), variant.spread, sms, kind)
-    calibration, rows = runner.calibrate(), []
-    print(f"-- {variant.name or 'plain'} on {calibration['multiprocessors']:.0f} SMs: {calibration}", flush=True)
-    for row in runner.run(families):
-        rows.append(row)
-        print(f"{row.kernel:22s} {row.case:42s} {row.microseconds:9.2f} us  share {row.share:.3f}", flush=True)
-    prefills = []
-    for prefill in bench_prefill.prefill_rows(runner, families):
-        prefills.append(prefill)
-        print(f"{prefill.kernel:22s} {prefill.case:42s} {prefill.milliseconds:9.3f} ms  V100 {prefill.v100_tflops} TF")
-    totals = bench.linear_totals(rows)
-    print("four TP4 linears, share by M:", totals, flush=True)
-    return {
-        "variant": variant.name,
-        "calibration": calibration,
-        "linear_totals": totals,
-        "rows": [row.as_dict() for row in rows],
-        "prefill": [row.as_dict() for row in prefills],
-        "table": bench.markdown(rows) + "\n" + bench_prefill.markdown(prefills),
-    }
-
-
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -77,26 +51,18 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     families = tuple(x for x in options.families.split(",") if x)
     device = Device(options.objects)
-    about = {
-        "device": device.name,
-        "multiprocessors": device.multiprocessors,
-        "capability": device.kernels.capability,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python3", *("results" if x == str(options.out) else x for x in sys.argv)]),
-        "sources": {name: facts.source_hash for name, facts in device.kernels.facts.items()},
-    }
+    command = " ".join(["python3", *("results" if x == str(options.out) else x for x in sys.argv)])
+    about, say = submission.about(device, command), partial(print, flush=True)
     results = [] if options.no_checks else run_checks(options.objects, options.size, options.check_seconds, families)
     failed = [result.name for result in results if not result.passed]
     text = {"about": about, "failed": failed, "checks": [vars(result) for result in results]}
     (options.out / "checks.json").write_text(json.dumps(text, indent=1) + "\n")
     runs = []
     if device.kernels.capability[0] == 7:
-        runs.append(run_bench(options.objects, build.PLAIN, 0, "measured", families))
+        runs.append(submission.run(device, build.PLAIN, 0, families, say))
     else:
-        for variant in build.TIMING:
-            if variant.name in options.variants.split(","):
-                kind = f"prediction ({variant.name})"
-                runs.append(run_bench(options.objects, variant, 80, kind, families))
+        timed = [variant for variant in build.TIMING if variant.name in options.variants.split(",")]
+        runs += [submission.run(Device(options.objects, x.name), x, 80, families, say) for x in timed]
     (options.out / "bench.json").write_text(json.dumps({"about": about, "runs": runs}, indent=1) + "\n")
     report = [f"# {device.name}, {about['date']}", "", f"`{about['command']}`", ""]
     report += [f"{len(results) - len(failed)} of {len(results)} checks passed."]

@@ -39,13 +39,19 @@ def _parser() -> argparse.ArgumentParser:
     test = commands.add_parser("check", help="every kernel against its reference")
     test.add_argument("--on", choices=("emulator", "device"), default="emulator")
     test.add_argument("--size", type=checks.Size, choices=list(checks.Size), default=checks.Size.SMALL)
+    test.add_argument("--all", action="store_true", help="the whole grid on this machine's GPU")
     test.add_argument("--order", type=int, default=0, help="of threads and blocks on the emulator: 0, 1 or a seed")
     time = commands.add_parser("bench", help="time the kernels on this machine's GPU")
     time.add_argument("--families", default="", help="comma-separated prefixes; by default all")
     time.add_argument(
         "--proxy", action="store_true", help="on a card newer than Volta: predict a V100 (80 SMs, s2t, s3t)"
     )
-    time.add_argument("--json", type=Path, help="write the rows here")
+    time.add_argument("--peers", action="store_true", help="also torch, and flash-attn where it is installed")
+    time.add_argument("--all", action="store_true", help="everything: peers, and on a card newer than Volta --proxy")
+    time.add_argument(
+        "--submit-file", "--json", type=Path, dest="submit_file", help="write the run here as one JSON document"
+    )
+    time.add_argument("--plots", type=Path, help="a folder for pictures of the figures (needs matplotlib)")
     for name, what in DOCUMENTS.items():
         page = commands.add_parser(name, help=f"{what}, from the device lane's results")
         page.add_argument("--write", action="store_true", help=f"write docs/engine/{name}.md instead of printing it")
@@ -82,12 +88,13 @@ def _report(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     backend: Backend = Emulator(options.order)
-    if options.on == "device":
+    size = checks.Size.DEVICE if options.all else options.size
+    if options.all or options.on == "device":
         from .device import Device  # only here is a driver needed
 
         backend = Device(options.objects or objects_folder())
     failed = total = 0
-    for result in grid.run_all(backend, options.size):
+    for result in grid.run_all(backend, size):
         total += 1
         failed += not result.passed
         verdict = "ok  " if result.passed else "FAIL"
@@ -100,30 +107,24 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from . import bench, bench_prefill
+    from . import plots, submission
     from .device import Device
 
     objects = options.objects or objects_folder()
+    if options.proxy and Device(objects).kernels.capability[0] == 7:
+        raise KernelError("--proxy predicts a V100 on a newer card; this is one: leave it out and measure")
     families = tuple(x for x in options.families.split(",") if x)
-    plain = Device(objects)
-    runs = [(plain, build.PLAIN, 0, "measured")]
-    if options.proxy:
-        if plain.kernels.capability[0] == 7:
-            raise KernelError("--proxy predicts a V100 on a newer card; this is one: leave it out and measure")
-        variants = [variant for variant in build.TIMING if variant.spread > 1]
-        runs = [(Device(objects, x.name), x, 80, f"prediction ({x.name})") for x in variants]
-    rows, prefills = [], []
-    for device, variant, sms, kind in runs:
-        runner = bench.Bench(device, variant.spread, sms, kind)
-        print(f"{device.name}: {runner.calibrate()}", file=sys.stderr)
-        rows += list(runner.run(families))
-        prefills += list(bench_prefill.prefill_rows(runner, families))
-    print(bench.markdown(rows))
-    print(bench_prefill.markdown(prefills), end="")
-    if options.json:
-        options.json.write_text(
-            json.dumps([x.as_dict() for x in rows] + [x.as_dict() for x in prefills], indent=1) + "\n"
-        )
+    found = submission.collect(
+        objects, families, options.proxy or options.all, options.peers or options.all, "sm70-kernels bench"
+    )
+    for run in found["runs"]:
+        print(run["table"])
+    if options.submit_file:
+        options.submit_file.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"written to {options.submit_file}")
+    if options.plots:
+        for path in plots.write(found, options.plots):
+            print(f"written to {path}")
     return 0
 
 

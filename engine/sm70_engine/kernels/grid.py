@@ -10,7 +10,7 @@ from .checks import Result, Size
 
 
 def run_all(backend: Backend, size: Size, families: tuple[str, ...] = ()) -> Iterator[Result]:
-    """KV cache, decode, verify and draft, linears, prefill. `families`: prefixes of attention families, those alone."""
+    """KV cache, decode, verify and draft, linears, prefill. `families`: prefixes of families, those alone."""
     if not families:
         yield from checks.run_all(backend, size)
         yield from checks_prefill.check_prefills(backend, size)
@@ -19,6 +19,14 @@ def run_all(backend: Backend, size: Size, families: tuple[str, ...] = ()) -> Ite
         family = f"attention_{'verify' if case.queries else 'decode'}_{case.format}"
         if family.startswith(families):
             yield checks.check_attention(backend, case)
+    for family, work in (
+        ("kv_cache", checks.check_kv_cache(backend, size)),
+        ("nvfp4_linear", (checks.check_linear(backend, case) for case in checks.linear_cases(size))),
+        ("nvfp4_chain", (checks.check_chain(backend, case) for case in checks.chain_cases(size))),
+        ("nvfp4_expand", checks.check_many_rows(backend, size)),
+    ):
+        if family.startswith(families):
+            yield from work
     for prefill in checks_prefill.prefill_cases(size):
         if prefill.plan.family.startswith(families):
             yield from checks_prefill.check_prefill(backend, prefill, sample=16 if size is Size.DEVICE else 0)

@@ -31,6 +31,7 @@ ALL_REDUCE_US = 8.0
 class Kind(StrEnum):
     """How a line is known."""
 
+    MEASURED = "measured"
     PROXY = "proxy"
     MODELLED = "modelled"
     OPEN = "open"
@@ -58,10 +59,14 @@ def _bytes_us(size: float) -> float:
     return size / (MEMORY_GBS * STREAM) / 1e3
 
 
+def _kind(found: Predicted) -> Kind:
+    return Kind.MEASURED if found.measured else Kind.PROXY
+
+
 def _linear(results: Results, name: str, count: int, n: int, k: int, gated: bool = False) -> Line:
     case = f"M{ROWS} N{n} K{k}{' gated' if gated else ''}"
     found = results.times[("nvfp4_linear", case)]
-    return Line(name, count, found.low, found.high, Kind.PROXY, f"`{found.kernel}`, {case}")
+    return Line(name, count, found.low, found.high, _kind(found), f"`{found.kernel}`, {case}")
 
 
 def _attention(results: Results, context: int) -> Line:
@@ -74,7 +79,7 @@ def _attention(results: Results, context: int) -> Line:
     name = "verify attention, E4M3, 6 heads, 8 queries"
     exact = dict(cases).get(context)
     if exact:
-        return Line(name, FULL, exact.low, exact.high, Kind.PROXY, f"`{exact.kernel}`, {exact.case}", 2)
+        return Line(name, FULL, exact.low, exact.high, _kind(exact), f"`{exact.kernel}`, {exact.case}", 2)
     below = [case for case in cases if case[0] < context][-1:] or cases[:1]
     above = [case for case in cases if case[0] > context][:1] or cases[-1:]
     if below == cases[-1:]:
@@ -111,7 +116,7 @@ def lines(results: Results, context: int) -> tuple[Line, ...]:
         _attention(results, context),
         Line("KV cache write", FULL, 2.5, 2.5, Kind.MODELLED, "one small launch"),
         Line(
-            "draft attention, 5 layers, window 2048", 5, draft.low, draft.high, Kind.PROXY,
+            "draft attention, 5 layers, window 2048", 5, draft.low, draft.high, _kind(draft),
             f"`{draft.kernel}`, {draft.case}", 2,
         ),
         Line(
@@ -165,6 +170,7 @@ def document(results: Results) -> str:
         "target. Two figures are what the stand-ins s2 and s3 of [v100_model.md](v100_model.md) say, or the ends of an",
         "assumption.",
         "",
+        "- **measured**: on a V100 (none yet, unless a row says so);",
         "- **proxy**: this kernel in this case was timed by the proxy on one NVIDIA H200;",
         "- **modelled**: from such cases or from bytes;",
         "- **open**: no kernel of ours yet; a bound or an assumption stands in, and the line is no evidence.",
@@ -182,7 +188,7 @@ def document(results: Results) -> str:
             f"| {line.name} | {line.count} | {line.low:.1f} / {line.high:.1f} | {first:.2f} / {last:.2f} | {line.kind} "
             f"| {line.source} |"
         )
-    text += ["", "| context | proxy ms | modelled ms | open ms | sum ms |", "|---|---|---|---|---|"]
+    text += ["", "| context | measured ms | proxy ms | modelled ms | open ms | sum ms |", "|---|---|---|---|---|---|"]
     for context in CONTEXTS:
         found = lines(results, context)
         parts = [total(found, (kind,)) for kind in Kind] + [total(found)]

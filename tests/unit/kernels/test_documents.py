@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sm70_engine.kernels import cli, results, round_model, routes_doc, toolchain
+from sm70_engine.kernels import cli, plots, results, round_model, routes_doc, toolchain
+from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.families import FAMILIES
 from sm70_engine.kernels.round_model import Kind
 from sm70_profiles.routes import ROUTES
@@ -70,3 +71,30 @@ def test_later_results_count_and_kernels_that_are_gone_do_not(tmp_path: Path) ->
     found = results.read(tmp_path)
     assert found.times[("f", "c")].text == "3.0 / 4.0"
     assert found.checks == {"kv_write_f16": results.Checked(1, 1)}
+
+
+def test_a_measurement_on_a_v100_replaces_every_prediction(tmp_path: Path) -> None:
+    row = {"family": "f", "case": "c", "kernel": "k", "v100_microseconds": 9.0}
+    run = {"variant": "", "measured_v100": True, "rows": [row]}
+    (tmp_path / "a_v100_bench.json").write_text(json.dumps({"runs": [run]}))
+    predicted = [{"variant": variant, "rows": [{**row, "v100_microseconds": 5.0}]} for variant in results.STAND_INS]
+    (tmp_path / "b_h200_bench.json").write_text(json.dumps({"runs": predicted}))
+    found = results.read(tmp_path).times[("f", "c")]
+    assert (found.low, found.high, found.text, found.source) == (9.0, 9.0, "9.0 measured", "a_v100_bench.json")
+
+
+def test_a_run_is_drawn_or_says_what_it_needs(tmp_path: Path) -> None:
+    document = {
+        "about": {"device": "a card"},
+        "runs": [
+            {"variant": "s2t", "rows": [{"kernel": "k", "case": "c", "share": 0.5, "kind": "prediction"}]},
+            {"variant": "", "rows": []},
+        ],
+    }
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        with pytest.raises(KernelError, match="pip install matplotlib"):
+            plots.write(document, tmp_path)
+    else:
+        assert [path.name for path in plots.write(document, tmp_path)] == ["s2t.svg"]
