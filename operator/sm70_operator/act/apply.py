@@ -88,9 +88,11 @@ class Executor:
     async def _name_is_free(self, manifest: Raw, resource: Resource) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         found = await self._api.get(kind, resource.key.namespace, name)
-        if found is None or controller_uid(found.get("metadata", {})) == resource.uid:
+        metadata = found.get("metadata", {}) if found is not None else {}
+        if found is None or controller_uid(metadata) == resource.uid:
             return
-        if controller_uid(found.get("metadata", {})):
+        labels = metadata.get("labels") or {}
+        if controller_uid(metadata) and labels.get(names.SERVICE_LABEL) == resource.key.name:
             raise NotYetError(f"{kind} {name} of an earlier service is still there")
         raise ObstacleError(
             f"A {kind} `{name}` exists in namespace `{resource.key.namespace}` and does not belong to this service."

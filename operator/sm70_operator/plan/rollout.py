@@ -39,6 +39,8 @@ from sm70_profiles.qualification import Verdict
 
 _NO_ROOM = frozenset({Reason.WAITING_FOR_GPU, Reason.UNSCHEDULABLE, Reason.GPU_CONFLICT})
 
+_JUDGED = frozenset({Reason.GATE_FAILED, Reason.INCONCLUSIVE, Reason.RUN_ERROR})
+
 
 class Step(StrEnum):
     """Where a service stands."""
@@ -131,7 +133,7 @@ def decide(question: Question) -> Decision:
     if isinstance(intent, Rejected):
         return _keep(question.fleet)
     rejection = question.fleet[intent.name].rejection
-    if rejection is not None and rejection.spec == intent.attempt:
+    if rejection is not None and _holds(rejection, intent, question.evidence):
         return _return(question, intent, rejection)
     if intent.spec.replicas == 0:
         # Without a pod nothing can be proven, so nothing is promoted either.
@@ -139,6 +141,13 @@ def decide(question: Question) -> Decision:
     if question.fleet.active == intent.name:
         return _steady(question, intent)
     return _change(question, intent)
+
+
+def _holds(rejection: Rejection, target: Target, evidence: EvidenceView) -> bool:
+    """It is not tried again for this spec. A judge's No holds as long as its evidence: who deletes that asks anew."""
+    if rejection.spec != target.attempt:
+        return False
+    return rejection.reason not in _JUDGED or evidence.standing in (Standing.FAILED, Standing.UNDECIDED)
 
 
 def _keep(fleet: Fleet) -> Decision:

@@ -13,8 +13,9 @@ from sm70_operator.api.conditions import ConditionStatus, ConditionType, Reason
 from sm70_operator.api.qualification import Evidence, parse_evidence
 from sm70_operator.observe.facts import parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
+from sm70_operator.observe.revisions import Rejection, parse_revision
 from sm70_operator.observe.snapshot import Snapshot
-from sm70_operator.plan.plan import Apply, Conclude, Delete, Plan
+from sm70_operator.plan.plan import Apply, Conclude, Delete, Plan, Record
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.objects import Manifest
 from sm70_profiles.reasons import TerminationReason
@@ -240,3 +241,19 @@ def test_a_candidate_service_reaches_the_candidate_and_nobody_else() -> None:
     assert [one.kind for one in planned(held, timedelta(0).total_seconds()).actions if isinstance(one, Delete)] == [
         "Service"
     ]
+
+
+def test_who_deletes_the_evidence_has_it_judged_again() -> None:
+    document = judged()
+    attempt = target(document).attempt
+    words = Rejection("GateFailed", "too slow", NOW - timedelta(minutes=5), attempt).encode()
+    refused = record(document, 2, good=False, **{names.REJECTED_ANNOTATION: words})
+    world = running(OLD, of=resource(document), records=[record(OLD), refused])
+    evidence = runs(document, "Failed")
+    assert condition(planned(replace(world, evidence=evidence)), PROGRESSING).reason is Reason.ROLLED_BACK
+    assert condition(planned(world), PROGRESSING).reason is Reason.ANNOUNCED
+    again = candidate(document, evidence=runs(document, "Passed"))
+    found = planned(replace(again, revisions=tuple(parse_revision(one) for one in (record(OLD), refused))))
+    decisive = (one for one in found.actions if isinstance(one, Record) or (isinstance(one, Apply) and one.promotes))
+    order = [type(one).__name__ for one in decisive]
+    assert order == ["Record", "Apply"], "the old verdict is gone before the traffic comes"
