@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sm70_operator.act.apply import Executor, NotLeaderError, NotYetError, ObstacleError
 from sm70_operator.act.client import ApiError
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
-from sm70_operator.plan.plan import Apply, Delete, Event, EventType, Scale
+from sm70_operator.api import names
+from sm70_operator.plan.plan import Apply, Conclude, Delete, Event, EventType, Record, Scale
 from unit.operator.builders import KEY, NOW, UID, deployment, planned, resource, running, service, serving, spec, target
 from unit.operator.fake_api import FakeApi
 
@@ -49,6 +52,52 @@ async def test_nor_while_a_pod_of_another_one_ends(api: FakeApi, executor: Execu
     api.put("Pod", "pod-1", serving(NAME))
     await executor.run(START, resource())
     assert [write[0] for write in api.writes] == ["apply"]
+
+
+async def test_a_second_set_admits_the_one_that_serves_and_no_third(api: FakeApi, executor: Executor) -> None:
+    beside = replace(START, beside=frozenset({"other"}))
+    api.put("Pod", "pod-1", serving("other"))
+    await executor.run(beside, resource())
+    assert [write[0] for write in api.writes] == ["apply"]
+    api.put("Pod", "pod-2", serving("third", "pod-2"))
+    with pytest.raises(NotYetError, match="pod-2 still ends"):
+        await executor.run(beside, resource())
+
+
+async def test_a_pod_that_judges_holds_no_gpu(api: FakeApi, executor: Executor) -> None:
+    job = serving("other")
+    job["metadata"]["labels"][names.COMPONENT_LABEL] = names.QUALIFICATION_COMPONENT
+    api.put("Pod", "judge", job)
+    await executor.run(START, resource())
+    assert len(api.writes) == 1
+
+
+async def test_traffic_moves_only_from_what_was_seen(api: FakeApi, executor: Executor) -> None:
+    await executor.run(Apply(service(NAME), "traffic", known=True, promotes=NAME, version="7"), resource())
+    ((*_, body),) = api.calls
+    assert body["metadata"]["resourceVersion"] == "7"
+
+
+async def test_decisions_and_verdicts_are_recorded_on_exactly_the_object_that_was_seen(
+    api: FakeApi, executor: Executor
+) -> None:
+    await executor.run(Record("tiny-1", "u1", "7", {"a": "b", "c": None}, "it is good"), resource())
+    await executor.run(Conclude("tiny-q1-1", "u2", {"verdict": "Passed"}, "it has ended"), resource())
+    (first, second) = ((verb, kind, body) for verb, kind, _, body in api.calls)
+    assert first[:2] == ("merge", "ControllerRevision")
+    assert first[2]["metadata"] == {"uid": "u1", "resourceVersion": "7", "annotations": {"a": "b", "c": None}}
+    assert second[:2] == ("apply/status", "Sm70Qualification")
+    assert second[2]["metadata"]["uid"] == "u2"
+
+
+async def test_a_name_that_another_service_holds_is_an_obstacle(api: FakeApi, executor: Executor) -> None:
+    """`tiny-candidate` may be a service of its own."""
+    theirs = service(NAME)
+    theirs["metadata"]["labels"][names.SERVICE_LABEL] = "tiny-candidate"
+    theirs["metadata"]["ownerReferences"][0]["uid"] = "another"
+    api.put("Service", KEY.name, theirs)
+    with pytest.raises(ObstacleError, match="does not belong to this service"):
+        await executor.run(Apply(service(NAME), "traffic", known=False), resource())
 
 
 async def test_a_name_that_somebody_else_has_is_an_obstacle(api: FakeApi, executor: Executor) -> None:
