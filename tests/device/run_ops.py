@@ -72,6 +72,40 @@ def attention(kv_format: str, dim: int, group: int, queries: int, causal: bool, 
     return run, query, reference
 
 
+def prefill(kv_format: str, dim: int, group: int, window: int) -> Made:
+    """Three sequences: a whole prompt, the rest of one, one token."""
+    torch.manual_seed(dim + group)
+    page, heads, queries, lengths = 48, 2, (300, 130, 1), (300, 700, 50)
+    blocks = sum(-(-n // page) for n in lengths)
+    values = torch.randn(blocks, 2, page, heads, dim, device=DEVICE).half()
+    kv_cache = values if kv_format == "f16" else torch_reference.kv_encode(values, kv_format, 0.5)
+    table, order, taken = torch.zeros(3, 20, dtype=torch.int32), torch.randperm(blocks, dtype=torch.int32), 0
+    for i, n in enumerate(lengths):
+        count = -(-n // page)
+        table[i, :count] = order[taken : taken + count]
+        taken += count
+    table = table.to(DEVICE)
+    scale = 1.0 if kv_format == "f16" else 0.5
+    pairs = tuple(zip(queries, lengths, strict=True))
+    work = torch_ops.prefill_work(kv_cache, kv_format, group, pairs, True, window).to(DEVICE)
+    size = torch_ops.prefill_workspace_bytes(dim, torch_ops.prepare(DEVICE))
+    workspace = torch.zeros(size, dtype=torch.uint8, device=DEVICE)
+
+    def run(q: torch.Tensor) -> torch.Tensor:
+        out = torch.full_like(q, torch.nan)
+        common = (out, workspace, q, kv_cache, table, work, kv_format, queries, lengths, True)
+        torch.ops.sm70.prefill_attention(*common, dim**-0.5, scale, scale, window)
+        return out
+
+    def reference(q: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(q, device="cpu")
+        common = (out, torch.empty(0), q.cpu(), kv_cache.cpu(), table.cpu(), work.cpu(), kv_format, queries, lengths)
+        torch.ops.sm70.prefill_attention(*common, True, dim**-0.5, scale, scale, window)
+        return out.to(DEVICE)
+
+    return run, torch.randn(sum(queries), heads * group, dim, device=DEVICE).half(), reference
+
+
 def weights(n: int, k: int, gated: bool, seed: int) -> torch_weights.PackedWeights:
     """Random weights over the whole range of codes; gate and up with scales of their own."""
     rng = np.random.default_rng(seed)
@@ -126,6 +160,7 @@ def cases() -> Iterator[tuple[str, Made]]:
         yield f"decode_attention {kv_format} d256 g6", attention(kv_format, 256, 6, 0, True, 0)
         yield f"verify_attention {kv_format} d256 g6 q8", attention(kv_format, 256, 6, 8, True, 0)
         yield f"draft {kv_format} d128 g4 q8", attention(kv_format, 128, 4, 8, False, 128)
+        yield f"prefill {kv_format} d256 g6", prefill(kv_format, 256, 6, 0)
     for m in (1, 8, 16, 32, 64, 100, 300):
         for gated in (False, True):
             yield f"{'swiglu' if gated else 'linear'} m{m} 520x1024", linear(m, 520, 1024, gated)

@@ -10,19 +10,21 @@ Outside a contract an operator raises `KernelError`; it never takes another way 
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from sm70_engine.acceleration.routes import count
 
-from . import driver, plans, report, torch_reference
+from . import driver, plans, prefill, report, torch_reference
 from .errors import KernelError
 from .families import FAMILIES
 from .loader import Kernels, objects_folder
 from .plans import AttentionMemory, AttentionPlan, CacheLayout, DecodePlan, KvFormat, Launch, VerifyPlan
+from .prefill import PrefillMemory, PrefillPlan
 from .repack import packed_words
 
 TICKET_BYTES = 1 << 16
@@ -54,6 +56,8 @@ def _device(device: torch.device) -> _Device:
         number, _ = driver.primary_context(index)
         kernels = Kernels(objects_folder(), number)
         for family in FAMILIES:
+            if family.name not in kernels.facts:  # a folder built for a test: what is missing is refused when launched
+                continue
             for kernel in family.kernels:
                 kernels.get(family.name, kernel.name, report.shared_bytes(kernel.name))
         made = _Device(kernels, driver.attribute(number, driver.MULTIPROCESSORS))
@@ -392,6 +396,141 @@ def _(
     lengths: torch.Tensor,
     kv_format: str,
     queries: int,
+    causal: bool,
+    softmax_scale: float,
+    key_scale: float,
+    value_scale: float,
+    window: int,
+) -> None:
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def prefill_plan(
+    layout: CacheLayout,
+    group: int,
+    sequences: tuple[tuple[int, int], ...],
+    causal: bool,
+    window: int,
+    multiprocessors: int,
+) -> PrefillPlan:
+    """The plan that `prefill_attention` runs; kept, since all layers of a step share it."""
+    plan = PrefillPlan(layout, group, sequences, multiprocessors, window, causal)
+    plan.check()
+    return plan
+
+
+def prefill_work(
+    kv_cache: torch.Tensor,
+    kv_format: str,
+    group: int,
+    sequences: Sequence[tuple[int, int]],
+    causal: bool = True,
+    window: int = 0,
+) -> torch.Tensor:
+    """The schedule of a prefill, int32 on the host; one serves all layers of a step with caches of one layout.
+
+    sequences: (query tokens, context length with them) of each. On a GPU's cache; empty for one on the CPU.
+    """
+    if not kv_cache.is_cuda:
+        return torch.empty(0, dtype=torch.int32)
+    layout, multiprocessors = cache_layout(kv_cache, kv_format), _device(kv_cache.device).multiprocessors
+    plan = prefill_plan(layout, group, tuple(sequences), causal, window, multiprocessors)
+    return torch.tensor(plan.work(), dtype=torch.int32)
+
+
+def prefill_workspace_bytes(dim: int, multiprocessors: int = plans.V100_SMS) -> int:
+    """What the workspace of any prefill with this head dimension must have; its content is of no matter."""
+    return _ALIGNMENT + prefill.prefill_workspace_bytes(dim, multiprocessors)
+
+
+@torch.library.custom_op("sm70::prefill_attention", mutates_args=("out", "workspace"), device_types="cuda")
+def prefill_attention(
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    work: torch.Tensor,
+    kv_format: str,
+    queries: Sequence[int],
+    lengths: Sequence[int],
+    causal: bool,
+    softmax_scale: float,
+    key_scale: float,
+    value_scale: float,
+    window: int,
+) -> None:
+    """Attention of many query tokens a sequence over its pages, which hold them already.
+
+    out, query: FP16 [tokens of all sequences, heads, D], D 128 or 256. queries, lengths: query tokens and context
+    length of each sequence, on the host: a CUDA graph would replay these lengths. work: `prefill_work` of the same, on
+    the device. workspace: uint8 of `prefill_workspace_bytes`. The rest as `decode_attention`.
+    """
+    layout = cache_layout(kv_cache, kv_format)
+    sequences = tuple(zip(queries, lengths, strict=True))
+    multiprocessors = _device(query.device).multiprocessors
+    plan = prefill_plan(layout, _group(query, layout), sequences, causal, window, multiprocessors)
+    _require(query.shape == out.shape, f"out must be {list(query.shape)}, not {list(out.shape)}")
+    _require(query.shape[0] == sum(queries), f"there are {query.shape[0]} query tokens for {sum(queries)}")
+    for name, rows in (("query", query), ("out", out)):
+        _require(rows.dtype == torch.float16, f"{name} must be FP16, not {rows.dtype}")
+        _require(rows.stride(2) == 1 and rows.stride(1) == layout.dim, f"heads must lie side by side in {name}")
+    good = block_table.dtype == torch.int32 and block_table.shape[0] >= len(sequences) and block_table.stride(1) == 1
+    _require(good, f"the block table must be int32 with a row for each of {len(sequences)} sequences")
+    good = work.dtype == torch.int32 and work.is_cuda and work.is_contiguous() and work.numel() > multiprocessors
+    _require(good, "work must be what prefill_work made of these sequences, on the device")
+    partial, needed = _up(plan.partial_floats * 4), prefill_workspace_bytes(layout.dim, multiprocessors)
+    has = workspace.numel() * workspace.element_size()
+    _require(has >= needed and workspace.is_contiguous(), f"the prefill workspace must have {needed} bytes, not {has}")
+    start = workspace.data_ptr()
+    memory = PrefillMemory(
+        q=query.data_ptr(), out=out.data_ptr(), key=kv_cache.data_ptr(),
+        value=kv_cache.data_ptr() + layout.value_offset, block_table=block_table.data_ptr(), work=work.data_ptr(),
+        partial=start, stats=start + partial, table_stride=block_table.stride(0), q_stride=query.stride(0),
+        out_stride=out.stride(0),
+    )  # fmt: skip
+    _run(query, plan.launches(memory, softmax_scale, (key_scale, value_scale)))
+
+
+@prefill_attention.register_kernel("cpu")
+def _(
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    work: torch.Tensor,
+    kv_format: str,
+    queries: Sequence[int],
+    lengths: Sequence[int],
+    causal: bool,
+    softmax_scale: float,
+    key_scale: float,
+    value_scale: float,
+    window: int,
+) -> None:
+    first, scales = 0, (key_scale, value_scale)
+    for i, (rows, length) in enumerate(zip(queries, lengths, strict=True)):
+        part = slice(first, first + rows)
+        first += rows
+        size = torch.tensor([length])
+        out[part] = torch_reference.attention(
+            query[part], kv_cache, block_table[i : i + 1], size, kv_format, rows, causal, softmax_scale, scales, window
+        )
+
+
+@prefill_attention.register_fake
+def _(
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    work: torch.Tensor,
+    kv_format: str,
+    queries: Sequence[int],
+    lengths: Sequence[int],
     causal: bool,
     softmax_scale: float,
     key_scale: float,
