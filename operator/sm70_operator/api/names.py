@@ -29,6 +29,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 FOR_REVISION_LABEL = f"{GROUP}/for-revision"
 """On Jobs and their pods: the revision they judge. `REVISION_LABEL` there would make them endpoints of a Service."""
+JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
+"""Set by the Job controller on a Job's pods."""
 RESERVED_LABEL_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/")
 
 ENGINE_COMPONENT = "engine"

@@ -60,6 +60,8 @@ class PodFacts:
     revision: str
     created: datetime
     component: str = names.ENGINE_COMPONENT
+    job: str = ""
+    """The uid of the Job that made it."""
     node: str = ""
     ip: str = ""
     phase: str = ""
@@ -180,6 +182,7 @@ def parse_pod(raw: Raw) -> PodFacts:
         revision=labels.get(names.REVISION_LABEL, ""),
         created=created,
         component=labels.get(names.COMPONENT_LABEL, names.ENGINE_COMPONENT),
+        job=labels.get(names.JOB_UID_LABEL, ""),
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
         phase=status.get("phase") or "",

@@ -25,6 +25,7 @@ class JobFacts:
     message: str = ""
     """Why it failed, by the Job controller's word."""
     ended_at: datetime | None = None
+    created: datetime | None = None
 
     @property
     def ended(self) -> bool:
@@ -44,5 +45,6 @@ def parse_job(raw: Raw) -> JobFacts:
         succeeded=complete is not None and failed is None,
         failed=failed is not None,
         message=printable((failed or {}).get("message") or "", MESSAGE_LENGTH),
+        created=parse_time(metadata.get("creationTimestamp")),
         ended_at=parse_time(ended.get("lastTransitionTime")),
     )

@@ -85,7 +85,8 @@ def _own_jobs(snapshot: Snapshot, component: str) -> list[JobFacts]:
 
 
 def _pods(snapshot: Snapshot, job: JobFacts) -> list[PodFacts]:
-    found = [pod for pod in snapshot.job_pods if pod.name.startswith(f"{job.object.name}-")]
+    uid, prefix = job.object.uid, f"{job.object.name}-"
+    found = [pod for pod in snapshot.job_pods if (pod.job == uid if pod.job else pod.name.startswith(prefix))]
     return sorted(found, key=lambda pod: (pod.created, pod.name))
 
 
@@ -145,6 +146,10 @@ def _verdicts(snapshot: Snapshot, now: datetime) -> Iterator[Action]:
     for run in snapshot.evidence:
         job = ended.get(run.name)
         if run.owner != snapshot.resource.uid or run.finished or run.deleting or job is None:
+            continue
+        if job.created is not None and run.created is not None and job.created < run.created:
+            # What it said was of a run whose evidence was deleted, so that it is judged anew.
+            yield Delete(job.object.name, job.object.uid, job.object.version, "It belongs to an earlier run.", "Job")
             continue
         status = read_verdict(_messages(snapshot, job), run.spec.suite, job.message if job.failed else "", now)
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -169,6 +169,26 @@ def test_the_verdict_of_an_ended_job_enters_the_evidence() -> None:
     assert "BackoffLimitExceeded" in verdict.status["message"]
 
 
+def test_a_job_of_evidence_that_was_deleted_says_nothing_about_the_next_run() -> None:
+    document = judged()
+    job = made(planned(candidate(document)), "Job")
+    job["metadata"]["creationTimestamp"] = "2026-11-30T11:00:00Z"
+    (run,) = runs(document, "")
+    world = candidate(document, evidence=(replace(run, created=NOW),), **ended_job(job, ""))
+    found = planned(world)
+    assert [one.name for one in found.actions if isinstance(one, Delete)] == [run.name]
+    assert not [one for one in found.actions if isinstance(one, Conclude)]
+
+
+def test_pods_of_an_earlier_job_of_the_same_name_are_not_heard() -> None:
+    job = made(plan(changing(), NOW, CHECKING), "Job")
+    facts = ended_job(job, said(TerminationReason.PATH_NOT_FOUND))
+    (pod,) = facts["job_pods"]
+    running_again = replace(facts["jobs"][0], failed=False, succeeded=False)
+    world = replace(changing(), jobs=(running_again,), job_pods=(replace(pod, job="another"),))
+    assert condition(plan(world, NOW, CHECKING), PROGRESSING).reason is Reason.PREFLIGHT
+
+
 def test_passed_evidence_promotes_and_a_rollback_needs_no_second_run() -> None:
     document = judged()
     evidence = runs(document, "Passed")
