@@ -39,6 +39,8 @@ from sm70_profiles.qualification import Verdict
 
 _NO_ROOM = frozenset({Reason.WAITING_FOR_GPU, Reason.UNSCHEDULABLE, Reason.GPU_CONFLICT})
 
+FREE_SECONDS = 30.0
+"""How often it is looked whether a set of GPUs has become free: other services' pods wake nobody else."""
 _JUDGED = frozenset({Reason.GATE_FAILED, Reason.INCONCLUSIVE, Reason.RUN_ERROR})
 
 
@@ -245,7 +247,7 @@ def _begin(question: Question, target: Target, wait: Decision, base: str | None)
         return replace(wait, needs_nodes=True)
     choice = question.choice
     if choice.strategy is None:
-        return replace(wait, because=choice.because, reason=Reason.WAITING_FOR_GPU)
+        return replace(wait, because=choice.because, reason=Reason.WAITING_FOR_GPU, wake_seconds=FREE_SECONDS)
     qualification = target.spec.qualification
     unproven = question.evidence.standing not in (Standing.PROVEN, Standing.NOT_REQUIRED)
     if choice.strategy is RolloutStrategy.IN_PLACE and unproven and qualification.when is QualificationTime.BEFORE:
@@ -253,7 +255,7 @@ def _begin(question: Question, target: Target, wait: Decision, base: str | None)
             f"`qualification.when` is Before, there is no evidence for revision {name}, and it cannot be judged beside"
             f" the earlier one: {choice.because}"
         )
-        return replace(wait, because=text, reason=Reason.EVIDENCE_MISSING)
+        return replace(wait, because=text, reason=Reason.EVIDENCE_MISSING, wake_seconds=FREE_SECONDS)
     rollout = RolloutStatus(revision=name, strategy=str(choice.strategy), because=choice.because[:1024])
     told = question.announced
     if told is None or (told.revision, told.strategy) != (rollout.revision, rollout.strategy):
