@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PYTHONPATH := tests:tools
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-full bench-operator bootstrap prepare lint types imports unit images image-sm70 crds docs device-bundle test-device \
+.PHONY: help demo test test-full bench-operator bootstrap prepare lint types imports unit images image-sm70 crds docs kernels-nvcc device-bundle test-device \
         clean-cluster clean-cache bare
 
 help:  ## Show the targets.
@@ -48,6 +48,9 @@ image-sm70: bootstrap  ## The image for real V100 GPUs (built and swept here, it
 crds: bootstrap  ## Generate the CRD and its reference from the operator's types.
 	@$(PYTHON) -m sm70_operator.api.crd --write crds charts/sm70-operator/crds
 	@$(PYTHON) -m sm70_operator.api.reference --write docs/reference/crd.md
+
+kernels-nvcc: bootstrap  ## Compile the kernels with the nvcc of a CUDA 12 toolkit (NVCC=path) instead of NVRTC.
+	@$(PYTHON) -m sm70_engine.kernels.nvcc build/nvcc $(NVCC)
 
 device-bundle: bootstrap  ## Pack what the device lane needs on a machine with a GPU (docs/engine/device_lane.md).
 	@$(PYTHON) tools/device_bundle.py

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sm70_engine.kernels import build, cli, families, report, v100
+from sm70_engine.kernels import build, cli, families, nvcc, report, v100
 from sm70_engine.kernels.build import KernelFacts
 from sm70_engine.kernels.errors import KernelError
 
@@ -80,3 +80,17 @@ def test_only_the_generated_part_of_a_document_changes() -> None:
     assert report.embed(changed, "new") == changed
     with pytest.raises(KernelError, match="must hold the lines"):
         report.embed("no marks", "new")
+
+
+def test_nvcc_is_asked_for_both_targets_of_every_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake, log = tmp_path / "nvcc", tmp_path / "log"
+    fake.write_text(f'#!/bin/sh\necho "$@" >>{log}\n')
+    fake.chmod(0o755)
+    assert nvcc.main([str(tmp_path / "out"), str(fake)]) == 0
+    asked = log.read_text().splitlines()
+    assert len(asked) == 2 * len(families.FAMILIES)
+    assert sum("-arch=sm_70 -cubin" in line for line in asked) == len(families.FAMILIES)
+    assert "-DFORMAT=E4M3" in next(line for line in asked if "attention_decode_e4m3.ptx" in line)
+    fake.write_text("#!/bin/sh\necho no such architecture\nexit 1\n")
+    assert nvcc.main([str(tmp_path / "out"), str(fake)]) == 2
+    assert "no such architecture" in capsys.readouterr().err

@@ -67,3 +67,21 @@ def test_gate_and_up_lie_in_turn_tile_by_tile() -> None:
 def test_a_bad_checkpoint_is_refused(codes: NDArray[np.uint8], scales: NDArray[np.uint8], text: str) -> None:
     with pytest.raises(KernelError, match=text):
         repack.repack(codes, scales)
+
+
+def test_shards_are_cut_before_packing() -> None:
+    rng = np.random.default_rng(4)
+    codes, scales = rng.integers(0, 256, (128, 128), dtype=np.uint8), rng.integers(0, 0x7F, (128, 16), dtype=np.uint8)
+    whole = repack.repack(codes, scales)
+    # Columns of the result (a rank's rows of the weight), in whole tiles: the packed form is cut as well.
+    rows = [repack.repack(codes[i : i + 32], scales[i : i + 32]) for i in range(0, 128, 32)]
+    assert np.array_equal(np.concatenate(rows), whole)
+    # Along K: the ranks' products add up to the whole one.
+    x = rng.standard_normal((2, 256))
+    parts = [
+        x[:, i : i + 64] @ repack.dequantize(codes[:, i // 2 : i // 2 + 32], scales[:, i // 16 : i // 16 + 4]).T
+        for i in range(0, 256, 64)
+    ]
+    assert np.allclose(sum(parts), x @ repack.dequantize(codes, scales).T)
+    with pytest.raises(KernelError, match="multiple of 64"):  # 256 over eight ranks
+        repack.repack(codes[:, :16], scales[:, :2])
