@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from vllm.logger import init_logger
 from vllm.platforms.cuda import CudaPlatform
 from vllm.platforms.interface import DeviceCapability
@@ -19,6 +20,7 @@ from sm70_engine.plugin.settings import read_settings
 
 logger = init_logger("vllm.sm70")
 VOLTA = (7, 0)
+DTYPES = {"half": torch.float16, "float16": torch.float16, "float32": torch.float32}
 FUSIONS = (
     "fuse_norm_quant",
     "fuse_act_quant",
@@ -38,6 +40,12 @@ class Sm70Platform(CudaPlatform):  # type: ignore[misc]
     """Stays CUDA for vLLM (`is_cuda()` holds); only the choices below are ours."""
 
     sm70_platform = True
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """The first is what a checkpoint becomes that asks for none of them, as all in bfloat16 do."""
+        wanted = DTYPES[read_settings(os.environ).dtype]
+        return [wanted, *(dtype for dtype in dict.fromkeys(DTYPES.values()) if dtype is not wanted)]
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> Any:
