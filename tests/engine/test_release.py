@@ -17,7 +17,7 @@ from engine.judge import faults
 from engine.server import Server, type_in
 from engine.test_lane import OVERRIDES
 from sm70_profiles.reasons import TerminationReason
-from sm70_profiles.report import CacheState, PathState
+from sm70_profiles.report import CacheState, CompileCacheReport, PathState
 from sm70_profiles.routes import Stage
 from sm70_profiles.termination import TerminationKind
 
@@ -62,44 +62,61 @@ def test_an_override_disables_exactly_its_paths(
     assert server.stop() == 0
 
 
+def served(
+    starter: Starter, models: Path, answers: dict[str, dict[str, Any]]
+) -> tuple[CompileCacheReport, list[Any], Server]:
+    """One life of a server: what its cache did, what it answered, and itself."""
+    server = starter(PROFILE, "tiny", **drafting(models))
+    assert server.http.get("/sm70/ready").status_code == 200
+    cache = server.report().compile_cache
+    assert cache is not None
+    said = [server.chat(one["request"])["choices"][0]["message"] for one in answers.values()]
+    for message in said:
+        for call in message.get("tool_calls") or ():
+            call["id"] = ""
+    assert server.dispatches()["gdn_reference", Stage.VERIFY] > 0
+    assert server.stop() == 0
+    return cache, said, server
+
+
 def test_compiled_code_is_found_again_and_answers_the_same(
     starter: Starter, models: Path, volume: Path, answers: dict[str, dict[str, Any]]
 ) -> None:
-    def served() -> tuple[CacheState | None, int | None, list[Any], Server]:
-        server = starter(PROFILE, "tiny", **drafting(models))
-        assert server.http.get("/sm70/ready").status_code == 200
-        cache = server.report().compile_cache
-        assert cache is not None
-        said = [server.chat(one["request"])["choices"][0]["message"] for one in answers.values()]
-        for message in said:
-            for call in message.get("tool_calls") or ():
-                call["id"] = ""
-        assert server.dispatches()["gdn_reference", Stage.VERIFY] > 0
-        assert server.stop() == 0
-        return cache.state, cache.files_added_at_last_start, said, server
+    first, said, _ = served(starter, models, answers)
+    assert first.state is CacheState.COLD
+    assert first.files_added_at_last_start
+    second, again, _ = served(starter, models, answers)
+    assert (second.state, second.files_added_at_last_start) == (CacheState.WARM, 0)
+    assert second.key == first.key
+    assert again == said
 
-    state, added, first, _ = served()
-    assert state is CacheState.COLD
-    assert added
-    state, none, second, _ = served()
-    assert (state, none) == (CacheState.WARM, 0)
-    assert second == first
-    # A file that is damaged on the volume costs a cold start and a warning, and is replaced.
+
+def test_a_damaged_file_on_the_volume_costs_a_cold_start_and_is_replaced(
+    starter: Starter, models: Path, volume: Path, answers: dict[str, dict[str, Any]]
+) -> None:
+    _, said, _ = served(starter, models, answers)
     library = next(volume.glob("sm70-compile/*/*/files/inductor/**/*.so"))
+    whole = library.read_bytes()
     library.write_bytes(b"damaged")
-    state, again, third, server = served()
-    assert state is CacheState.COLD
-    assert again
+    cache, again, server = served(starter, models, answers)
+    assert cache.state is CacheState.COLD
+    assert cache.files_added_at_last_start
     assert "warning: compile cache: a cold start: the entry is damaged" in server.log
-    assert third == first
-    # A volume that cannot be written: the server compiles, serves and says so.
-    for entry in volume.glob("sm70-compile/*"):
-        entry.rename(volume / "gone")
-        entry.write_text("a file is in the way")
-    state, _, fourth, server = served()
-    assert state is CacheState.UNWRITABLE
-    assert "cannot be written" in server.log
-    assert fourth == first
+    assert again == said
+    (replaced,) = volume.glob(f"sm70-compile/*/*/files/**/{library.name}")
+    assert len(replaced.read_bytes()) == len(whole)
+
+
+def test_a_volume_that_cannot_be_written_is_said_and_nothing_worse(
+    starter: Starter, models: Path, volume: Path, answers: dict[str, dict[str, Any]]
+) -> None:
+    volume.mkdir()
+    (volume / "sm70-compile").write_text("a file is in the way")
+    cache, said, server = served(starter, models, answers)
+    assert cache.state is CacheState.UNWRITABLE
+    assert "cannot be written" in cache.message
+    assert cache.message in server.log
+    assert said[0]["content"]
 
 
 def test_a_strict_start_that_only_the_processes_can_judge_ends_before_it_serves(
