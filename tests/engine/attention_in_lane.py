@@ -15,7 +15,9 @@ from typing import Any
 PAGE, HEADS, KV_HEADS, DIM = 16, 8, 2, 128
 
 
-def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, window: int = 0) -> dict[str, Any]:
+def batch(
+    kv_dtype: str, queries: list[int], context: list[int], causal: bool, window: int = 0, prefill: bool = True
+) -> dict[str, Any]:
     """One step over requests with these numbers of queries and of tokens before them."""
     import torch
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -47,10 +49,10 @@ def batch(kv_dtype: str, queries: list[int], context: list[int], causal: bool, w
     common = CommonAttentionMetadata(
         query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=torch.tensor(lengths, dtype=torch.int32),
         num_reqs=len(queries), num_actual_tokens=sum(queries), max_query_len=max(queries), max_seq_len=max(lengths),
-        block_table_tensor=table, slot_mapping=slots, causal=causal,
+        block_table_tensor=table, slot_mapping=slots, causal=causal, seq_lens_cpu_upper_bound=torch.tensor(lengths),
     )  # fmt: skip
     builder = object.__new__(backend.FlashAttnV100Builder)
-    builder._drafted, builder._prefill = 3, False
+    builder._drafted, builder._prefill = 3, prefill
     metadata = builder.build(0, common)
     query = torch.randn(sum(queries) + 2, HEADS, DIM).half()  # two rows of padding behind the batch
     out = torch.full_like(query, 7.0)
@@ -141,6 +143,7 @@ def main() -> None:
     result = {
         "fp16": batch("float16", *mixed, causal=True),
         "e4m3": batch("fp8", *mixed, causal=True),
+        "without prefill": batch("fp8", *mixed, causal=True, prefill=False),
         "e5m2": batch("fp8_e5m2", *mixed, causal=True),
         "window": batch("float16", *mixed, causal=True, window=20),
         "draft": batch("float16", [4, 4, 4], [0, 30, 100], causal=False, window=20),

@@ -49,11 +49,9 @@ def test_a_mixed_batch_is_attended_to_as_torch_does(found: dict[str, Any]) -> No
     for name, one in batches.items():
         assert one["error"] < 2e-3, name
         assert one["padding"] == 0, name
-    # Without the prefill kernel long prompts say so by the name of a fallback; all else has a kernel.
-    assert batches["e4m3"]["routes"] == [
-        "attention_rows/prefill",
-        "decode_scalar_paged/decode",
-        "verify_e4m3_grouped/verify",
-    ]
+    others = ["decode_scalar_paged/decode", "verify_e4m3_grouped/verify"]
+    assert batches["e4m3"]["routes"] == [others[0], "prefill_packed/prefill", others[1]]
+    # A build without the prefill kernel says so by the name of a fallback.
+    assert batches["without prefill"]["routes"] == ["attention_rows/prefill", *others]
     assert batches["draft"]["routes"] == ["draft_window/draft"]
     assert batches["wide draft"]["routes"] == ["attention_rows/draft"]

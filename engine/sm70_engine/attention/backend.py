@@ -44,7 +44,7 @@ from sm70_engine.attention.dispatch import (
 from sm70_engine.attention.present import operators_present
 from sm70_engine.kernels import torch_ops
 from sm70_engine.kernels.plans import VERIFY_TILES, KvFormat
-from sm70_engine.kernels.prefill import PREFILL_DIMS, PrefillMemory, PrefillPlan, prefill_workspace_bytes
+from sm70_engine.kernels.prefill import PREFILL_DIMS
 
 NAME = "FLASH_ATTN_V100"
 MAX_ROWS = 256
@@ -81,7 +81,7 @@ class FlashAttnV100Metadata:
     """Of the requests, on the host: exact for those in prefill."""
     row_lengths: torch.Tensor | None = None
     _parts: dict[Heads, tuple[Part, ...]] = field(default_factory=dict)
-    _prefills: dict[tuple[Heads, Part], tuple[PrefillPlan, torch.Tensor]] = field(default_factory=dict)
+    _schedules: dict[tuple[Heads, Part], torch.Tensor] = field(default_factory=dict)
 
     def parts_of(self, heads: Heads) -> tuple[Part, ...]:
         """The calls of this step for layers of this shape; the same for all of them."""
@@ -89,13 +89,15 @@ class FlashAttnV100Metadata:
             self._parts[heads] = parts(heads, self.segments, self.given)
         return self._parts[heads]
 
-    def prefill_of(self, heads: Heads, part: Part, make: Callable[[], PrefillPlan]) -> tuple[PrefillPlan, torch.Tensor]:
-        """The plan of a part and its schedule on the device, made by the first layer that needs them."""
-        if (heads, part) not in self._prefills:
-            plan = make()
-            schedule = torch.tensor(plan.work(), dtype=torch.int32).pin_memory()
-            self._prefills[heads, part] = plan, schedule.to(self.seq_lens.device, non_blocking=True)
-        return self._prefills[heads, part]
+    def schedule_of(self, heads: Heads, part: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The prefill kernel's schedule of a part on the device, made by the first layer that needs it."""
+        if (heads, part) not in self._schedules:
+            made, device = make(), self.seq_lens.device
+            # Pinned, the copy does not wait for what the GPU still does.
+            self._schedules[heads, part] = (
+                made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+            )
+        return self._schedules[heads, part]
 
     def lengths_of_rows(self) -> torch.Tensor:
         """int32 [tokens]: the tokens that each query of a causal batch sees, itself included."""
@@ -317,25 +319,18 @@ class _Call:
 
     def prefill(self) -> None:
         rows, metadata, heads = self._requests(), self.metadata, self.layer.heads
-        layout = torch_ops.cache_layout(self.cache, str(heads.kv_format))
-        multiprocessors = torch_ops.prepare(self.query.device)
+        queries = [segment.queries for segment in self.part.segments for _ in range(segment.count)]
+        lengths, form = metadata.lengths[rows], str(heads.kv_format)
 
-        def make() -> PrefillPlan:
-            queries = [segment.queries for segment in self.part.segments for _ in range(segment.count)]
-            sequences = tuple(zip(queries, metadata.lengths[rows], strict=True))
-            return PrefillPlan(layout, heads.group, sequences, multiprocessors, heads.window)
+        def make() -> torch.Tensor:
+            sequences = tuple(zip(queries, lengths, strict=True))
+            return torch_ops.prefill_work(self.cache, form, heads.group, sequences, True, heads.window)
 
-        plan, schedule = metadata.prefill_of(heads, self.part, make)
-        plan = plan if plan.layout == layout else replace(plan, layout=layout)
-        table = metadata.block_table[rows]
-        partial = self.layer.workspace.data_ptr() + torch_ops.TICKET_BYTES
-        memory = PrefillMemory(
-            q=self.query.data_ptr(), out=self.out.data_ptr(), key=self.cache.data_ptr(),
-            value=self.cache.data_ptr() + layout.value_offset, block_table=table.data_ptr(),
-            work=schedule.data_ptr(), partial=partial, stats=partial + 4 * plan.partial_floats,
-            table_stride=table.stride(0), q_stride=self.query.stride(0), out_stride=self.out.stride(0),
+        torch_ops.prefill_attention(
+            self.out, self.layer.workspace[torch_ops.TICKET_BYTES :], self.query, self.cache,
+            metadata.block_table[rows], metadata.schedule_of(heads, self.part, make), form, queries, lengths, True,
+            self.layer.scale, *self.scales, heads.window,
         )  # fmt: skip
-        torch_ops._run(self.query, plan.launches(memory, self.layer.scale, self.scales))
 
     def decode(self) -> None:
         rows, metadata = self._requests(), self.metadata
@@ -415,7 +410,7 @@ def _workspace_for(heads: Heads) -> _Workspace:
         str(heads.kv_format), heads.kv_heads, heads.group, heads.dim, sequences, queries, multiprocessors
     )
     if heads.dim in PREFILL_DIMS:
-        needed = max(needed, torch_ops.TICKET_BYTES + prefill_workspace_bytes(heads.dim, multiprocessors))
+        needed = max(needed, torch_ops.TICKET_BYTES + torch_ops.prefill_workspace_bytes(heads.dim, multiprocessors))
     workspace = _workspaces.setdefault(device, _Workspace(device))
     workspace.reserve(needed)
     return workspace
