@@ -59,7 +59,12 @@ class Settings(BaseModel):
     profile_refresh_seconds: int = Field(
         default=60, ge=1, le=3600, description="How often the ConfigMap of a `profileRef` is read again."
     )
-    workers: int = Field(default=8, ge=1, le=256, description="Services that are reconciled at the same time.")
+    workers: int = Field(
+        default=32,
+        ge=1,
+        le=256,
+        description="Services that are reconciled at the same time: one that hangs holds one of them.",
+    )
     backoff_base_milliseconds: int = Field(default=500, ge=10, le=60_000, description="First wait after a failure.")
     backoff_limit_seconds: int = Field(default=120, ge=1, le=3600, description="Longest wait after failures in a row.")
     request_timeout_seconds: int = Field(default=15, ge=1, le=300, description="For one request to the API server.")
