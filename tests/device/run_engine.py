@@ -125,7 +125,7 @@ TP2 = {
         routes=("decode_xqa_paged", *_NVFP4),
     ),
 }  # fmt: skip
-GROUPS = {"first": FIRST, "rest": REST, "tp2": TP2}
+GROUPS = {"first": FIRST, "rest": REST, "tp2": TP2, "all": {**FIRST, **REST}}
 STAGES = ("models", "first", "rest", "reference", "tp2")
 
 
@@ -383,7 +383,9 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, default=Path("build/device"))
     parser.add_argument("--work", type=Path, default=Path("/var/tmp/sm70-device"))
     parser.add_argument("--out", type=Path, default=Path("build/device/results"))
-    parser.add_argument("--stage", default="", help=f"comma-separated: {', '.join(STAGES)}; by default all but tp2")
+    parser.add_argument(
+        "--stage", default="", help=f"comma-separated: {', '.join(STAGES)}, all; by default all but tp2"
+    )
     parser.add_argument("--only", default="", help="comma-separated cases of the stage")
     parser.add_argument("--again", action="store_true", help="also what has a result")
     options = parser.parse_args()
