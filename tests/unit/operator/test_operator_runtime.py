@@ -13,6 +13,7 @@ import kopf
 import pytest
 
 from sm70_operator import handlers
+from sm70_operator.__main__ import Process
 from sm70_operator.act.apply import Executor
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
@@ -257,3 +258,42 @@ async def test_health_says_what_is_wrong() -> None:
         async with session.get("/metrics") as answer:
             assert 'sm70_operator_reconciles_total{result="success"} 3.0' in await answer.text()
     await server.stop()
+
+
+async def test_a_service_that_hangs_or_breaks_delays_no_other_and_none_is_looked_at_twice_at_once() -> None:
+    process = Process(SETTINGS.model_copy(update={"leader_election": False, "workers": 2}), FakeApi(), "operator-1")
+    slow, broken, quick = (Key("serving", name) for name in ("slow", "broken", "quick"))
+    release, again = asyncio.Event(), asyncio.Event()
+    seen, at_once = dict.fromkeys((slow, broken, quick), 0), set[Key]()
+
+    async def reconcile(key: Key) -> float | None:
+        assert key not in at_once
+        at_once.add(key)
+        try:
+            seen[key] += 1
+            if key == slow and seen[slow] == 2:
+                again.set()
+            if key == slow:
+                await release.wait()
+            if key == broken:
+                raise RuntimeError("a fault of the operator")
+        finally:
+            at_once.discard(key)
+        return None
+
+    process.reconciler.reconcile = reconcile  # type: ignore[method-assign]
+    workers = [asyncio.create_task(process._worker()) for _ in range(2)]
+    for key in (slow, broken, quick):
+        process.queue.add(key)
+    while seen[quick] < 5:
+        await asyncio.sleep(0)
+        process.queue.add(slow)
+        process.queue.add(quick)
+    assert seen[slow] == 1, "it is still at it"
+    assert seen[broken] == 1, "it is not tried again without a pause"
+    release.set()
+    await again.wait()
+    for worker in workers:
+        worker.cancel()
+    process.queue.close()
+    await process.engines.close()
