@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sm70_operator.api.conditions import ConditionType
 from sm70_operator.api.types import PathState as Shown
 from sm70_operator.api.types import Status
-from sm70_operator.observe.snapshot import EngineAnswer
+from sm70_operator.observe.snapshot import CountWindow, EngineAnswer
 from sm70_operator.plan.plan import Plan
-from sm70_profiles.report import AccelerationReport, PathState
+from sm70_profiles.report import AccelerationReport, CacheState, CapacityReport, CompileCacheReport, PathState
 from unit.operator.builders import (
     SETTINGS,
     condition,
@@ -144,3 +145,36 @@ def test_what_an_engine_says_is_stripped_and_bounded() -> None:
         assert path.message.isprintable()
         assert (path.reason or "").isprintable()
     assert condition(planned(running(answer=wild)), ConditionType.ACCELERATION_COMPLETE).message.isprintable()
+
+
+def test_capacity_and_cache_are_told_by_the_engines() -> None:
+    cache = CompileCacheReport(
+        enabled=True, state=CacheState.COLD, key="k" * 64, files_before=0, files_added=9, files_added_at_last_start=7
+    )
+    capacity = CapacityReport(kv_tokens=4096, block_size=16, max_model_len=512, residents_at_max_len=8)
+    status = planned(running(answer=report(compile_cache=cache, capacity=capacity))).status
+    assert status is not None
+    assert status.compile_cache is not None
+    assert (status.compile_cache.state, status.compile_cache.files_added_at_last_start) == ("Cold", 7)
+    assert status.capacity is not None
+    assert (status.capacity.kv_tokens, status.capacity.residents_at_max_len) == (4096, 8)
+    off = CompileCacheReport(enabled=True, state=CacheState.OFF)
+    without = planned(running(answer=report(compile_cache=off))).status
+    assert without is not None
+    assert without.compile_cache is None
+
+
+def test_the_window_of_the_counters_is_summed_over_pods() -> None:
+    document = spec(replicas=2)
+    name = target(document).name
+    world = running(document, pods=[serving(name, "a"), serving(name, "b")])
+    windows = (CountWindow(60, 100, 1), CountWindow(30, 200, 2, resets=1))
+    answers = {
+        pod.uid: EngineAnswer(report=report(), window=window) for pod, window in zip(world.pods, windows, strict=True)
+    }
+    status = planned(replace(world, answers=answers)).status
+    assert status is not None
+    assert status.routes is not None
+    window = status.routes.window
+    assert window is not None
+    assert (window.seconds, window.dispatches, window.fallback_percent, window.resets) == (60, 300, 1, 1)
