@@ -182,8 +182,11 @@ def _serving(outcome: Outcome) -> Finding:
 def _draining(outcome: Outcome) -> str:
     """What stops, and what comes then."""
     going = ", ".join(outcome.steps.stopping) or str(outcome.decision.traffic)
-    then = outcome.decision.run[-1] if outcome.decision.run else "nothing"
-    return f"Revision {going} finishes its requests and stops; then revision {then} starts."
+    run = outcome.decision.run
+    then = f"then revision {run[-1]} starts" if run else "nothing starts then"
+    ends = [pod for name in outcome.steps.stopping for pod in outcome.fleet[name].pods if pod.deleting and pod.node]
+    where = f" `{ends[0].name}` on node `{ends[0].node}` ends." if ends else ""
+    return f"Revision {going} finishes its requests and stops; {then}.{where}"
 
 
 def _progressing(outcome: Outcome, ready: Finding) -> Finding:

@@ -114,7 +114,9 @@ def test_the_new_revision_waits_for_the_last_pod_of_the_earlier_one() -> None:
     going = serving(name)
     going["metadata"]["deletionTimestamp"] = "2026-11-30T12:00:00Z"
     world = snapshot([deployment(EARLIER, 0)], [going], selected=name, records=RECORDS)
-    assert kinds(planned(world).actions) == ["apply Service"], "only the candidate's"
+    plan = planned(world)
+    assert kinds(plan.actions) == ["apply Service"], "only the candidate's"
+    assert "`pod-1` on node `node-1` ends" in condition(plan, ConditionType.PROGRESSING).message
 
 
 def test_the_new_revision_waits_until_the_controller_has_seen_the_stop() -> None:
