@@ -61,11 +61,11 @@ def claims() -> Iterator[Cluster]:
         cluster.down()
 
 
-def serve(cluster: Cluster, name: str, **gpus: Any) -> str:
+def serve(cluster: Cluster, name: str, model: dict[str, Any] | None = None, **gpus: Any) -> str:
     """Makes a service and what the operator would make of it. Returns the revision."""
     spec = {
         "profile": "custom",
-        "model": {"hostPath": {"path": "/var"}},
+        "model": model or {"hostPath": {"path": "/var"}},
         "overrides": {"tensorParallelSize": 2, "maxModelLen": 4096},
         "gpus": {"allocation": "DRA", "count": 2, **gpus},
         "auth": {"allowAnonymous": True},
@@ -90,7 +90,9 @@ def serve(cluster: Cluster, name: str, **gpus: Any) -> str:
     deployment = render_deployment(owner, intent.name, intent.revision, 1)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     container["args"] = ["serve", f":{names.HTTP_PORT}"]
-    container["startupProbe"]["periodSeconds"] = 1
+    for probe in ("startupProbe", "readinessProbe"):
+        container[probe]["periodSeconds"] = 1
+    del container["lifecycle"]  # nobody's requests have to end
     cluster.apply(template, deployment)
     return intent.name
 
@@ -136,7 +138,8 @@ def test_pinned_devices_are_selected_held_waited_for_and_given_back(claims: Clus
     assert reason is Reason.WAITING_FOR_GPU, message
     assert "`claims/first` on `node-1`" in message
 
-    serve(claims, "elsewhere")
+    # An OCI image as a volume: the runtime mounts it, or the container is not made.
+    serve(claims, "elsewhere", {"image": {"reference": build.IMAGES["probe"]}})
     assert uuids_of(claims, serving(claims, "elsewhere")).isdisjoint(PINNED)
 
     claims.kubectl("delete", names.PLURAL, "first", "-n", NAMESPACE, "--cascade=foreground", "--timeout=60s")
