@@ -51,8 +51,9 @@ class Kernels:
         if family not in self._libraries:
             path = self._image(family)
             if not path.exists():
+                timing = "--timing " if self._variant else ""
                 raise KernelError(
-                    f"{path} must exist; build the objects with `sm70-kernels build --output {path.parent}`"
+                    f"{path} must exist; build the objects with `sm70-kernels build {timing}--output {path.parent}`"
                 )
             image, library = path.read_bytes(), driver.handle()
             text = ctypes.create_string_buffer(image, len(image) + 1)
