@@ -274,7 +274,11 @@ async def measure_rollouts(bench: Bench, row: Row, count: int) -> None:
         body = {"spec": {"overrides": {"maxNumSeqs": random.choice([2, 3, 4, 5, 6, 7])}}}
         body["spec"]["overrides"]["maxModelLen"] = random.randrange(1024, 4096, 128)
         await bench.api.send("PATCH", f"{CUSTOM}/{name}", body, "application/merge-patch+json")
-        await bench.until(lambda: bench.selected[name] not in (before, "none", ""), 120)
+        try:
+            await bench.until(lambda: bench.selected[name] not in (before, "none", ""), 60)
+        except TimeoutError:
+            status = (await bench.api.send("GET", f"{CUSTOM}/{name}"))["status"]
+            raise TimeoutError(f"{name} does not change: {status['conditions']}") from None
         return time.perf_counter() - sent
 
     times = await _paced(change, row.services, count)

@@ -280,7 +280,7 @@ class World:
         twin.etcd.objects, twin.etcd.serial = dict(self.etcd.objects), self.etcd.serial
         twin.told, twin.accidents, twin.degraded = dict(self.told), set(self.accidents), set(self.degraded)
         twin.promotions = list(self.promotions)
-        twin._parsed = self._parsed
+        twin._parsed = dict(self._parsed)  # what is parsed later is another object under the same version
         return twin
 
     # The user
@@ -612,11 +612,16 @@ class World:
         if revision and revision != earlier:
             self.promotions.append((revision, dict(self.etcd.objects)))
 
-    def settle(self, steps: Callable[[], None] = lambda: None) -> int:
-        """Everybody does what there is to do, and time passes, until nothing happens any more. Returns the rounds."""
+    def settle(
+        self, steps: Callable[[], None] = lambda: None, seen: Callable[[], Objects | None] = lambda: None
+    ) -> int:
+        """Everybody does what there is to do, and time passes, until nothing happens any more. Returns the rounds.
+
+        `seen`: what the operator's cache holds at a look; None: the present.
+        """
         quiet = 0
         for number in range(ROUNDS):
-            moved = self.look()
+            moved = self.look(seen())
             moved = self.controllers() or moved
             moved = self.kubelet() or moved
             steps()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sm70_operator.api import names
-from sm70_operator.observe.facts import MESSAGE_LENGTH, ObjectFacts, Raw, parse_object, parse_time
+from sm70_operator.observe.facts import MESSAGE_LENGTH, ObjectFacts, PodFacts, Raw, parse_object, parse_time
 from sm70_profiles.report import printable
 
 
@@ -48,3 +48,16 @@ def parse_job(raw: Raw) -> JobFacts:
         created=parse_time(metadata.get("creationTimestamp")),
         ended_at=parse_time(ended.get("lastTransitionTime")),
     )
+
+
+def pods_of(job: JobFacts, pods: Sequence[PodFacts]) -> list[PodFacts]:
+    """A Job's pods among others, the oldest first."""
+    uid, prefix = job.object.uid, f"{job.object.name}-"
+    found = [pod for pod in pods if (pod.job == uid if pod.job else pod.name.startswith(prefix))]
+    return sorted(found, key=lambda pod: (pod.created, pod.name))
+
+
+def last_words(job: JobFacts, pods: Sequence[PodFacts]) -> list[str]:
+    """Termination messages of a Job's pods, the newest last."""
+    ends = [pod.container.exit for pod in pods_of(job, pods) if pod.container is not None]
+    return [end.message for end in ends if end is not None and end.message.strip()]

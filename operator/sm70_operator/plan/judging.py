@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 
 from sm70_operator.api import names
 from sm70_operator.api.qualification import Evidence
-from sm70_operator.observe.facts import PodFacts
-from sm70_operator.observe.proof import JobFacts
+from sm70_operator.observe.proof import JobFacts, last_words, pods_of
 from sm70_operator.observe.snapshot import EngineAnswer, Snapshot
 from sm70_operator.plan.evidence import EvidenceView, Standing, Wanted, judge_evidence, wanted_identity
 from sm70_operator.plan.explain import judge_preflight, preflight_obstacle
@@ -84,18 +83,6 @@ def _own_jobs(snapshot: Snapshot, component: str) -> list[JobFacts]:
     return [job for job in snapshot.jobs if job.component == component and job.object.owner == uid]
 
 
-def _pods(snapshot: Snapshot, job: JobFacts) -> list[PodFacts]:
-    uid, prefix = job.object.uid, f"{job.object.name}-"
-    found = [pod for pod in snapshot.job_pods if (pod.job == uid if pod.job else pod.name.startswith(prefix))]
-    return sorted(found, key=lambda pod: (pod.created, pod.name))
-
-
-def _messages(snapshot: Snapshot, job: JobFacts) -> list[str]:
-    """Last words of the Job's pods, the newest last."""
-    ends = [pod.container.exit for pod in _pods(snapshot, job) if pod.container is not None]
-    return [end.message for end in ends if end is not None]
-
-
 def _preflight(
     snapshot: Snapshot, target: Target, fleet: Fleet, base: str | None, settings: Settings, now: datetime
 ) -> Check:
@@ -110,7 +97,7 @@ def _preflight(
     job = next((one for one in _own_jobs(snapshot, names.PREFLIGHT_COMPONENT) if one.revision == target.name), None)
     if job is None or job.object.deleting:
         return Check(CheckState.MISSING)
-    pods = _pods(snapshot, job)
+    pods = pods_of(job, snapshot.job_pods)
     if not job.ended:
         if obstacle := preflight_obstacle(pods, snapshot.node_words):
             return Check(because=f"The preflight is left out. {obstacle}", alone=obstacle)
@@ -132,7 +119,7 @@ def _preflight(
 
 def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:
     """An image that cannot be pulled never ends a Job by itself."""
-    for pod in _pods(snapshot, job):
+    for pod in pods_of(job, snapshot.job_pods):
         box = pod.container
         old = now - pod.created >= timedelta(seconds=HOPELESS_SECONDS)
         if box is not None and box.waiting_reason in PULL_PROBLEMS and old:
@@ -151,7 +138,9 @@ def _verdicts(snapshot: Snapshot, now: datetime) -> Iterator[Action]:
             # What it said was of a run whose evidence was deleted, so that it is judged anew.
             yield Delete(job.object.name, job.object.uid, job.object.version, "It belongs to an earlier run.", "Job")
             continue
-        status = read_verdict(_messages(snapshot, job), run.spec.suite, job.message if job.failed else "", now)
+        status = read_verdict(
+            last_words(job, snapshot.job_pods), run.spec.suite, job.message if job.failed else "", now
+        )
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         yield Conclude(run.name, run.uid, body, f"Run {run.name} ended: {status.verdict}.")
 

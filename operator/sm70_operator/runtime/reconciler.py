@@ -12,8 +12,10 @@ from sm70_operator.act.apply import Executor, NotYetError, ObstacleError
 from sm70_operator.act.client import ApiError, ApiServer
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
+from sm70_operator.api import names
 from sm70_operator.api.pod import KeyReference
-from sm70_operator.observe.facts import PodFacts
+from sm70_operator.observe.facts import PodFacts, parse_pod
+from sm70_operator.observe.proof import last_words
 from sm70_operator.observe.snapshot import Key, NodeWords, ProfileDocument, Resource, Snapshot
 from sm70_operator.observe.store import Store, pinned_uuids
 from sm70_operator.plan.plan import Plan
@@ -148,7 +150,7 @@ class Reconciler:
             claim=store.claim_of(key),
             revisions=store.revisions_of(key),
             jobs=store.jobs_of(key),
-            job_pods=store.job_pods_of(key),
+            job_pods=await self._job_pods(store, key),
             evidence=store.evidence_of(key),
             nodes_hidden=store.nodes is None,
             profile=await self._profile(resource),
@@ -159,6 +161,17 @@ class Reconciler:
             answers=self._poller.answers(key),
             node_words=await self._node_words(pods),
         )
+
+    async def _job_pods(self, store: Store, key: Key) -> tuple[PodFacts, ...]:
+        """The pods of the service's Jobs. Jobs and pods are watched apart: a Job may be seen to have ended before its
+        pod is, and a judge that is not heard yet must not count as one that said nothing. Then the API server is asked.
+        """
+        pods = store.job_pods_of(key)
+        if all(not job.ended or last_words(job, pods) for job in store.jobs_of(key)):
+            return pods
+        selector = f"{names.SERVICE_LABEL}={key.name}"
+        found = map(parse_pod, await self._api.list("Pod", key.namespace, labelSelector=selector))
+        return tuple(pod for pod in found if pod.component != names.ENGINE_COMPONENT)
 
     async def _profile(self, resource: Resource) -> ProfileDocument | None:
         """The document that `profileRef` names, read again now and then: a user's ConfigMap is not watched."""
