@@ -98,6 +98,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "another claim than the",
     ),
     "our labels": ({"pod": {"labels": {"inference.sm70.io/revision": "x"}}}, "`labels` must not begin with"),
+    "a floor with an exponent": ({"qualification": {"thresholds": {"decode-rate": "6e1"}}}, "decode-rate"),
+    "a floor of no gate's name": ({"qualification": {"thresholds": {"Decode Rate": "60"}}}, "a key must match"),
     "a float": ({"replicas": 1.5}, "replicas"),
     "an unknown field": ({"replica": 1}, "unknown field"),
     "an unknown word": ({"overrides": {"kvCacheDtype": "fp3"}}, "Unsupported value"),
@@ -117,6 +119,8 @@ ADMITTED: dict[str, dict[str, Any]] = {
         "model": {"image": {"reference": "registry.test/model:1"}},
         "draft": {"hostPath": {"path": "/x"}, "sha256": {"config.json": "0" * 64}},
     },
+    "a judgement by default": {"qualification": {}},
+    "other floors": {"qualification": {"thresholds": {"decode-rate": "60.5"}}},
     "a cache of one's own": {"compileCache": {"existingClaim": "cache"}},
 }
 
@@ -157,6 +161,8 @@ def test_admitted(definition: Cluster, name: str) -> None:
     spec = json.loads(dry_run(definition, ADMITTED[name]))["spec"]
     assert (spec["replicas"], spec["rollout"]["drainTimeoutSeconds"]) == (1, 120)
     assert spec["acceleration"]["policy"] == "Require"
+    # Omitted, nothing is asked for; given, it means something.
+    assert spec["qualification"]["when"] == ("During" if "qualification" in ADMITTED[name] else "Never")
 
 
 @pytest.mark.parametrize("name", ["dotted.name", "9starts-with-a-digit", "n" * 41])
