@@ -306,3 +306,25 @@ def test_a_server_on_other_gpus_than_asked_for_is_not_ready() -> None:
 )
 def test_pins_are_read_from_specs_that_nobody_has_checked(gpus: Any, expected: tuple[str, ...]) -> None:
     assert pinned_uuids(Resource(KEY, "u", 1, False, {"gpus": gpus}, {})) == expected
+
+
+def test_a_claim_is_there_before_the_pods_that_refer_to_it() -> None:
+    pinned = {"allocation": "DRA", "count": 1, "uuids": ["GPU-1"]}
+    found = planned(snapshot(of=resource(spec(gpus=pinned, overrides={"tensorParallelSize": 1}))))
+    kinds = [action.manifest["kind"] for action in found.actions if isinstance(action, Apply)]
+    assert kinds.index("ResourceClaimTemplate") < kinds.index("Deployment")
+    manifest, template = applied(found, "Deployment"), applied(found, "ResourceClaimTemplate")
+    assert manifest is not None
+    assert template is not None
+    (claim,) = manifest["spec"]["template"]["spec"]["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["claims"] == [{"name": claim["name"]}]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+
+
+def test_pins_without_claims_are_refused_also_where_they_are_stored() -> None:
+    found = planned(snapshot(of=resource(spec(gpus={"uuids": ["GPU-1"]}))))
+    accepted = condition(found, ConditionType.ACCEPTED)
+    assert accepted.status is ConditionStatus.FALSE
+    assert "`uuids` need `allocation: DRA`" in accepted.message
