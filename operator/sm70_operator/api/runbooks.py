@@ -136,12 +136,12 @@ PAGES: dict[Reason, Page] = {
         " itself later.",
     ),
     Reason.MEMORY_NOT_RELEASED: Page(
-        (PODS, "nvidia-smi --query-compute-apps=pid,used_memory --format=csv      # on the node"),
+        (PODS, LAST, "nvidia-smi --query-compute-apps=pid,used_memory --format=csv      # on the node"),
         (
             "Wait: a driver needs some seconds to give memory back after a server has ended.",
             "If it stays, a process of the earlier server is still there: end it on the node.",
         ),
-        "The next server is started when the GPUs are free, and at the latest after the wait that the message names.",
+        "The container is started again by itself. From the third end on it is told as `GPUOutOfMemory`.",
     ),
     Reason.UNSCHEDULABLE: Page(
         (
