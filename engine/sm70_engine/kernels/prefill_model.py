@@ -6,72 +6,50 @@ by 128 tokens) the cycles of each unit are set against the cycles that those pro
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from . import v100
 from .prefill import ROWS, STEP, THREADS
 from .sass import Line, opcode, unit
 
-_PANELS_OF_V = STEP // 16
-
-
-def _blocks(code: list[Line]) -> list[list[Line]]:
-    """Basic blocks: a label begins one, a branch ends one."""
-    blocks: list[list[Line]] = [[]]
-    for line in code:
-        if line.label:
-            blocks.append([])
-        else:
-            blocks[-1].append(line)
-            if opcode(line) == "BRA":
-                blocks.append([])
-    return [block for block in blocks if block]
+_TARGET = re.compile(r"`\((\.L_\S+?)\)")
 
 
 def _loops(code: list[Line]) -> list[tuple[int, int]]:
-    """The shortest loops with matrix instructions that do not overlap, as ranges of lines, in their order.
-
-    A jump back from code that the compiler put aside looks like a longer loop.
-    """
+    """Loops with matrix instructions, as ranges of lines, the shortest first."""
     position = {line.text: i for i, line in enumerate(code) if line.label}
     found = []
     for i, line in enumerate(code):
-        if line.label or opcode(line) != "BRA":
-            continue
-        start = next((position[name] for name in position if f"`({name})" in line.text), len(code))
-        if start < i and any(opcode(x) == "HMMA" for x in code[start:i] if not x.label):
+        match = None if line.label or opcode(line) != "BRA" else _TARGET.search(line.text)
+        start = position.get(match[1], i) if match else i
+        if start < i and _matrix(code[start:i]):
             found.append((start, i + 1))
-    chosen: list[tuple[int, int]] = []
-    for begin, end in sorted(found, key=lambda x: x[1] - x[0]):
-        if all(end <= other[0] or other[1] <= begin for other in chosen):
-            chosen.append((begin, end))
-    return sorted(chosen)
+    return sorted(found, key=lambda x: x[1] - x[0])
 
 
-def _add(total: Counter[str], code: list[Line], times: int) -> None:
-    for line in code:
-        name, cycles = unit(line)
-        total[name] += cycles * times
-        total["issue"] += times
+def _matrix(code: list[Line]) -> int:
+    return sum(opcode(line) == "HMMA" for line in code if not line.label)
 
 
 def step_cycles(code: list[Line], dim: int) -> dict[str, int]:
     """Cycles of a sub-partition that one step takes of each unit, and issue slots; two warps share a sub-partition.
 
-    The loop over K runs D/32 times, the one over V eight times; a warp makes probabilities twice a step (the blocks of
-    that loop with MUFU.EX2). What lies between the loops counts once, masking and rescaling included, which most steps
-    skip; the ends of an item do not count.
+    The inner loop over K runs D/32 - 2 times; the rest of the loop over steps once, masking and rescaling included,
+    which most steps skip. The ends of an item do not count. Raises `ValueError` for code of another shape.
     """
     loops = _loops(code)
-    if len(loops) != 2:
-        raise ValueError(f"the prefill kernel must have two innermost loops with HMMA; this code has {len(loops)}")
-    (k_begin, k_end), (v_begin, v_end) = loops
+    whole = [x for x in loops if _matrix(code[x[0] : x[1]]) == _matrix(code)]
+    if not whole or loops[0] == whole[0]:
+        raise ValueError("the prefill kernel must have a loop over steps with a loop over panels of K in it")
+    inner, outer = loops[0], whole[0]
+    counted = [*code[outer[0] : outer[1]], *code[inner[0] : inner[1]] * (dim // 32 - 3)]
     total: Counter[str] = Counter()
-    _add(total, [x for x in code[k_begin:k_end] if not x.label], dim // 32)
-    for block in _blocks(code[v_begin:v_end]):
-        makes = any(line.text.startswith("MUFU.EX2") for line in block)
-        _add(total, block, 1 if makes else _PANELS_OF_V)
-    _add(total, [x for x in code[k_end:v_begin] if not x.label], 1)
+    for line in counted:
+        if not line.label:
+            name, cycles = unit(line)
+            total[name] += cycles
+            total["issue"] += 1
     warps = THREADS // 32 // v100.SUB_PARTITIONS
     return {name: cycles * warps for name, cycles in sorted(total.items()) if name != "control"}
 

@@ -4,9 +4,9 @@
 // all heads of a KV head) and a range of steps of 128 tokens. Both products are plain matrix products out of shared memory; a warp's
 // m8n8k4 makes 16 x 16 x 4 (quadpair = two halves of rows, two of columns), so that a fragment serves several instructions:
 //   S = Q K^T  2 x 4 warps of 64 rows x 32 tokens; Q stays in shared memory, K comes in panels of 32 columns of D
-//   O += P V   2 x 4 warps of 64 rows x D/4 columns; P and V come in panels of 16 tokens
+//   O += P V   2 x 4 warps of 64 rows x D/4 columns; P and V come in panels of 16 tokens, 4 of each token warp's
 // A panel is fetched two panels ahead, converted to FP16 on its way to shared memory and double-buffered: one barrier a panel. The maxima of
-// a step are exchanged once, then the warps that own the next panel of P exponentiate it while the others multiply.
+// a step are exchanged once; then every warp makes its part of the next panel of P while the products of this one run.
 // FP32 scores, maxima, sums and output; P is FP16 times 2^14. Ranges of a cut row tile leave partials, which prefill_combine adds in order.
 // Compiled once per storage format: -DFORMAT=E4M3 | E5M2 | F16.
 #include "fp8.cuh"
@@ -46,6 +46,12 @@ DEVICE void fp8_in_order(u32 w, u32& a, u32& b) {
 // P from accumulators (rows that differ in bits 0, 2 and 3).
 DEVICE int slot_of(int r) { return (r & 1) | (r >> 2 & 2) | ((r << 1 ^ r) & 4) | (r << 1 & 8); }
 DEVICE int row_of(int s) { return (s & 1) | ((s >> 1 ^ s >> 2) & 2 ? 2 : 0) | (s >> 1 & 4) | (s << 2 & 8); }
+// Token of a step whose probability and V are number i of panel p: from warp i / 4 (32 tokens each), the accumulators p & 3 of half p / 4.
+DEVICE int panel_token(int p, int i) { return (i >> 2) * 32 + (p >> 2) * 16 + (i & 2) * 4 + (p & 1) + 2 * (i & 1) + 2 * (p & 2); }
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
 
 template <int D>
 struct Prefill {
@@ -55,7 +61,7 @@ struct Prefill {
   static constexpr int PANEL = 8192, P_PANEL = 4096;
   u8 *sq, *panels, *probabilities;
   float* reduced;         // [rows][4 token warps], where the second panel of probabilities lies at other times
-  float *sums, *tops;     // [8 rows of a lane][warp, lane without bit 1]; [rows]: running maxima
+  float *sums, *tops;     // [8 rows of a lane][warp, lane without bit 1]; [2][rows]: running maxima, by the step's parity
   u64* offsets;           // [2][8]: bytes from K's (V's) base to each 16 tokens of a step
   int* limits;            // [2][8]: the last readable token of each 16
   int* info;              // the item, and positions: before the first query, of the first and the last row, the first that a row sees
@@ -67,7 +73,7 @@ struct Prefill {
     reduced = reinterpret_cast<float*>(probabilities + P_PANEL);
     sums = reinterpret_cast<float*>(probabilities + 2 * P_PANEL);
     tops = sums + 8 * 128;
-    offsets = reinterpret_cast<u64*>(tops + kRows);
+    offsets = reinterpret_cast<u64*>(tops + 2 * kRows);
     limits = reinterpret_cast<int*>(offsets + 16);
     info = limits + 16;
   }
@@ -127,22 +133,24 @@ struct Prefill {
       if (FORMAT == F16) *reinterpret_cast<uint4*>(to + half * 512 + hi * 256) = x;
       else convert(to + hi * 512, 256);
     };
-    // Panel p of V, 16 tokens: a warp takes D/8 columns of each.
+    // Panel p of V: the 16 tokens whose scores lie in accumulators i of half n of all warps, so that every warp has its part in every panel of
+    // P (panel_token). A warp takes D/8 columns of each.
     auto fetch_v = [&](int t, int p, int half) {
       if (FORMAT == F16 && NC == 1 && half) return;
       FORGET(me);
-      const int hi = me >> 4 & 1, i = (t & 1) * 8 + p, at = FORMAT == F16 ? w() * (D / 4) + half * 32 + hi * 16 : w() * (D / 8) + hi * 16;
-      if (FORMAT == F16 || NC == 2 || hi == 0) x = stream128(a.value + (offsets[i] + (u32)(min(me & 15, limits[i]) * a.token_stride + spread(at))));
-      // Tokens that no row of this tile sees may hold anything; E4M3 has no code that reads as NaN or infinity here.
-      if (FORMAT != E4M3) {
-        const int token = t * kStep + p * 16 + (me & 15);
-        if (token >= info[LENGTH] || token < info[BEGIN]) x = make_uint4(0, 0, 0, 0);
-      }
+      const int hi = me >> 4 & 1, at = FORMAT == F16 ? w() * (D / 4) + half * 32 + hi * 16 : w() * (D / 8) + hi * 16, place = panel_token(p, me & 15),
+                i = (t & 1) * 8 + (place >> 4);
+      if (FORMAT == F16 || NC == 2 || hi == 0) x = stream128(a.value + (offsets[i] + (u32)(min(place & 15, limits[i]) * a.token_stride + spread(at))));
     };
-    auto store_v = [&](int buffer, int half) {  // [pieces of 8 columns][16 tokens]
+    auto store_v = [&](int buffer, int half, int p) {  // [pieces of 8 columns][16 tokens]
       if (FORMAT == F16 && NC == 1 && half) return;
       FORGET(me);
       const int hi = me >> 4 & 1;
+      // Tokens that no row of this tile sees may hold anything; E4M3 has no code that reads as NaN or infinity here.
+      if (FORMAT != E4M3) {
+        const int token = info[T0] * kStep + panel_token(p, me & 15);
+        if (token >= info[LENGTH] || token < info[BEGIN]) x = make_uint4(0, 0, 0, 0);
+      }
       u8* to = panels + buffer * PANEL + w() * (CHUNKS / 8) * 256 + (me & 15) * 16;
       if (FORMAT == F16) *reinterpret_cast<uint4*>(to + half * 512 + hi * 256) = x;
       else if (NC == 2 || hi == 0) convert(to + 2 * hi * 256, 256);
@@ -155,7 +163,7 @@ struct Prefill {
       const u16* from = a.q + (size_t)(info[QUERY0] + row / a.group) * a.q_stride + (size_t)(info[HEAD] * a.group + row % a.group) * D + piece * 8;
       *reinterpret_cast<uint4*>(sq + ((m * CHUNKS + piece) * 16 + (lane & 15)) * 16) = ldg128(from);
     }
-    if (threadIdx.x < kRows) tops[threadIdx.x] = -1e30f;
+    if (threadIdx.x < kRows) tops[(t0 & 1) * kRows + threadIdx.x] = -1e30f;
 #pragma unroll
     for (int i = 0; i < 4; i++) sums[i * 256 + me] = 0.f;
     float acc[4][NC * 2][8];
@@ -188,51 +196,46 @@ struct Prefill {
 #pragma unroll
           for (int i = 0; i < 8; i++) s[m][n][i] = 0.f;
       if (info[T0] + 1 < info[T1]) find(info[T0] + 1);
-#pragma unroll 1
-      for (int j = 0; j < KP; j++) {
-        // The next panel to shared memory; what comes after it from global memory.
+      // STAGE: how many panels of K follow this one, if no more than 2.
+      auto multiply_k = [&](int j, auto stage) {
+        constexpr int STAGE = decltype(stage)::value;
+        // Between the products: the next panel to shared memory; what comes after it from global memory.
         auto turn = [&](int half) {
-          if (j + 1 < KP) store_k(1 - (j & 1), half);
-          else store_v(0, half);
+          if (STAGE >= 1) store_k(1 - (j & 1), half);
+          else store_v(0, half, 0);
           if (half + 1 < HALVES) {
-            if (j + 1 < KP) fetch_k(info[T0], j + 1, half + 1);
+            if (STAGE >= 1) fetch_k(info[T0], j + 1, half + 1);
             else fetch_v(info[T0], 0, half + 1);
           } else {
-            if (j + 2 < KP) fetch_k(info[T0], j + 2, 0);
-            else fetch_v(info[T0], j & 1, 0);
+            if (STAGE >= 2) fetch_k(info[T0], j + 2, 0);
+            else fetch_v(info[T0], 1 - STAGE, 0);
           }
         };
-        turn(0);
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-          if (c == 2 && HALVES == 2) turn(1);
-          if (c == 0 || (c == 2 && HALVES == 2)) FORGET(me);
+          if (c == 2 || (c == 1 && HALVES == 2) || c == 0) {
+            if (c == 1 || (c == 2 && HALVES == 1)) turn(0);
+            FORGET(me);
+          }
+          if (c == 3 && HALVES == 2) turn(1);
           const u8 *b = panels + (j & 1) * PANEL + wn() * 2048 + token_frag(), *f = sq + wm() * 4 * CHUNKS * 256 + row_frag() + j * 1024;
-          if (FORMAT == F16) {  // 8 bytes at a time: there is no register left for 16
 #pragma unroll
-            for (int e = 0; e < 16; e += 8) {
-              const uint2 b0 = *reinterpret_cast<const uint2*>(b + c * 256 + e), b1 = *reinterpret_cast<const uint2*>(b + 1024 + c * 256 + e);
-#pragma unroll
-              for (int m = 0; m < 4; m++) {
-                const uint2 y = *reinterpret_cast<const uint2*>(f + (m * CHUNKS + c) * 256 + e);
-                mma884(s[m][0], y.x, y.y, b0.x, b0.y);
-                mma884(s[m][1], y.x, y.y, b1.x, b1.y);
-              }
-            }
-          } else {
-            const uint4 b0 = lds128(b + c * 256), b1 = lds128(b + 1024 + c * 256);
+          for (int e = 0; e < 16; e += 8) {  // 8 bytes at a time: there are no registers for 16
+            const uint2 b0 = *reinterpret_cast<const uint2*>(b + c * 256 + e), b1 = *reinterpret_cast<const uint2*>(b + 1024 + c * 256 + e);
 #pragma unroll
             for (int m = 0; m < 4; m++) {
-              const uint4 y = lds128(f + (m * CHUNKS + c) * 256);
+              const uint2 y = *reinterpret_cast<const uint2*>(f + (m * CHUNKS + c) * 256 + e);
               mma884(s[m][0], y.x, y.y, b0.x, b0.y);
               mma884(s[m][1], y.x, y.y, b1.x, b1.y);
-              mma884(s[m][0], y.z, y.w, b0.z, b0.w);
-              mma884(s[m][1], y.z, y.w, b1.z, b1.w);
             }
           }
         }
-        if (j + 1 < KP) syncblock();
-      }
+        if (STAGE >= 1) syncblock();
+      };
+#pragma unroll 1
+      for (int j = 0; j + 2 < KP; j++) multiply_k(j, Int<2>());
+      multiply_k(KP - 2, Int<1>());
+      multiply_k(KP - 1, Int<0>());
       FORGET(me);
       const int lane = me & 31;
       const int t = info[T0];
@@ -268,7 +271,7 @@ struct Prefill {
           if ((lane & 10) == 0) reduced[(wm() * 64 + m * 16 + lane_row() + 2 * k) * 4 + wn()] = top;
         }
       syncblock();
-      float fades[4][2], now[4][2];
+      float fades[4][2], base[4][2];
       int fade_any = 0;
 #pragma unroll
       for (int m = 0; m < 4; m++)
@@ -276,9 +279,10 @@ struct Prefill {
         for (int k = 0; k < 2; k++) {
           const int row = wm() * 64 + m * 16 + lane_row() + 2 * k;
           const float4 r = *reinterpret_cast<const float4*>(reduced + row * 4);
-          const float before = tops[row];
-          now[m][k] = fmaxf(before, fmaxf(fmaxf(r.x, r.y), fmaxf(r.z, r.w)) * a.score_scale);
-          fades[m][k] = ex2(before - now[m][k]);
+          const float before = tops[(t & 1) * kRows + row];
+          const float now = fmaxf(before, fmaxf(fmaxf(r.x, r.y), fmaxf(r.z, r.w)) * a.score_scale);
+          base[m][k] = 14.f - now;
+          fades[m][k] = ex2(before - now);
           fade_any |= fades[m][k] != 1.f;
         }
       if (vote_any(fade_any)) {
@@ -294,49 +298,36 @@ struct Prefill {
             for (int i = 0; i < 8; i++) acc[m][n][i] *= fades[m][i >> 1 & 1];
         }
       }
-      // Half n of this warp's tokens as a panel of P: [16 rows][2 pieces of 8 tokens][slot]; a piece of the second half of tokens begins with its
-      // last four.
-      auto produce = [&](int n) {
+      // This warp's part of panel p of P: [16 rows][2 pieces of 8 tokens][slot].
+      float more_sums[4][2];
+      auto produce = [&](int p) {
         FORGET(me);
-        const int p_store = wm() * 2048 + (me >> 3 & 1) * 256 + slot_of(lane_row()) * 16 + ((me >> 1 & 1) ^ (me >> 2 & 2)) * 4;
-        u8* to = probabilities + n * P_PANEL;
+        u8* to = probabilities + (p & 1) * P_PANEL + wm() * 2048 + (me >> 7) * 256 + (me >> 6 & 1) * 8 + (me >> 3 & 1) * 4 + (me >> 1 & 1) * 2;
+        const int place = slot_of(lane_row()) * 16;  // slot_of(row + 2) is slot_of(row) ^ 4
 #pragma unroll
         for (int m = 0; m < 4; m++)
 #pragma unroll
           for (int k = 0; k < 2; k++) {
-            const float base = 14.f - tops[wm() * 64 + m * 16 + lane_row() + 2 * k];
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-              const float x0 = ex2(fmaf(s[m][n][2 * k + 4 * i], a.score_scale, base)), x1 = ex2(fmaf(s[m][n][2 * k + 4 * i + 1], a.score_scale, base));
-              sum += x0 + x1;
-              // slot_of(row + 2) is slot_of(row) ^ 4
-              *reinterpret_cast<u32*>(to + m * 512 + (p_store ^ (64 * k + 8 * i))) = pack2(x0, x1);
-            }
-            sum += shfl_xor(sum, 2);
-            if (!(me & 2)) sums[m * 256 + k * 128 + sum_place()] += sum;
+            const float low = p ? 14.f - tops[(1 - (info[T0] & 1)) * kRows + wm() * 64 + m * 16 + lane_row() + 2 * k] : base[m][k],
+                        y = ex2(fmaf(s[m][p >> 2][(p & 1) + 2 * k + ((p & 2) << 1)], a.score_scale, low));
+            more_sums[m][k] = p ? more_sums[m][k] + y : y;
+            *reinterpret_cast<u16*>(to + m * 512 + (place ^ (64 * k))) = f2h(y);
           }
       };
-      syncblock();
-      if (wn() == 0) {
-        if ((lane & 10) == 0)
+      produce(0);
+      if (wn() == 0 && (lane & 10) == 0)
 #pragma unroll
-          for (int m = 0; m < 4; m++) {
-            tops[wm() * 64 + m * 16 + lane_row()] = now[m][0];
-            tops[wm() * 64 + m * 16 + lane_row() + 2] = now[m][1];
-          }
-        syncwarp();
-        produce(0);
-      }
+        for (int m = 0; m < 4; m++) {
+          tops[(1 - (t & 1)) * kRows + wm() * 64 + m * 16 + lane_row()] = 14.f - base[m][0];
+          tops[(1 - (t & 1)) * kRows + wm() * 64 + m * 16 + lane_row() + 2] = 14.f - base[m][1];
+        }
       syncblock();
-#pragma unroll 1
+#pragma unroll
       for (int p = 0; p < 8; p++) {
-        auto put = [&](int half) {
-          if (p < 7) store_v(1 - (p & 1), half);
-          else if (info[T0] + 1 < info[T1]) store_k(0, half);
-        };
-        auto get = [&](int half) {
+        auto turn = [&](int half) {
           const bool more = info[T0] + 1 < info[T1];
+          if (p < 7) store_v(1 - (p & 1), half, p + 1);
+          else if (more) store_k(0, half);
           if (half + 1 < HALVES) {
             if (p < 7) fetch_v(info[T0], p + 1, half + 1);
             else if (more) fetch_k(info[T0] + 1, 0, half + 1);
@@ -345,40 +336,36 @@ struct Prefill {
             else if (more) fetch_k(info[T0] + 1, p & 1, 0);
           }
         };
-        put(0);
-        FORGET(me);
-        if (wn() == (p + 1) >> 1) {
-          if (p & 1) produce(0);
-          else produce(1);
-        }
-        get(0);
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-          if (c == 1 && HALVES == 2) {
-            put(1);
-            get(1);
-          }
-          if (c == 0 || HALVES == 2) FORGET(me);
+        for (int c = 0; c < 4; c++) {  // four tokens
+          if (c == (HALVES == 2 ? 1 : 3)) turn(0);
+          if (c == 1 && p < 7) produce(p + 1);
+          if (c == 3 && HALVES == 2) turn(1);
+          FORGET(me);
           const u8 *v = panels + (p & 1) * PANEL + (wn() * NC * 4 + (me >> 2 & 2) + (me >> 4 & 1)) * 256 + (me & 3) * 16,
                    *f = probabilities + (p & 1) * P_PANEL + wm() * 2048 + row_frag();
+          uint4 y[NC];
 #pragma unroll
-          for (int e = 0; e < 2; e++) {
-            uint4 y[NC];
+          for (int g = 0; g < NC; g++) y[g] = lds128(v + g * 1024 + c * 64);
 #pragma unroll
-            for (int g = 0; g < NC; g++) y[g] = lds128(v + g * 1024 + (c * 8 + e * 4) * 16);
+          for (int m = 0; m < 4; m++) {
+            const uint2 z = *reinterpret_cast<const uint2*>(f + m * 512 + (c >> 1) * 256 + (c & 1) * 8);
 #pragma unroll
-            for (int m = 0; m < 4; m++) {
-              const uint2 z = *reinterpret_cast<const uint2*>(f + m * 512 + c * 256 + (e ^ c) * 8);
-#pragma unroll
-              for (int g = 0; g < NC; g++) {
-                mma884_rr(acc[m][2 * g], z.x, z.y, y[g].x, y[g].y);
-                mma884_rr(acc[m][2 * g + 1], z.x, z.y, y[g].z, y[g].w);
-              }
+            for (int g = 0; g < NC; g++) {
+              mma884_rr(acc[m][2 * g], z.x, z.y, y[g].x, y[g].y);
+              mma884_rr(acc[m][2 * g + 1], z.x, z.y, y[g].z, y[g].w);
             }
           }
         }
         syncblock();
       }
+#pragma unroll
+      for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          more_sums[m][k] += shfl_xor(more_sums[m][k], 2);
+          if (!(me & 2)) sums[m * 256 + k * 128 + sum_place()] += more_sums[m][k];
+        }
       if (threadIdx.x == 0) info[T0]++;
       syncblock();
     }
@@ -404,7 +391,7 @@ struct Prefill {
         const float total = ((r.x + r.y) + r.z) + r.w;
         if (slot >= 0) {
           if (wn() == 0 && (lane & 10) == 0)
-            reinterpret_cast<float2*>(a.stats)[(size_t)slot * kRows + row] = make_float2(tops[row], total);
+            reinterpret_cast<float2*>(a.stats)[(size_t)slot * kRows + row] = make_float2(tops[(info[T1] & 1) * kRows + row], total);
 #pragma unroll
           for (int n = 0; n < NC * 2; n++)
 #pragma unroll
