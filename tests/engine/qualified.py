@@ -10,6 +10,8 @@ from unittest.mock import patch
 from engine.server import Server
 from sm70_profiles.documents import write_document
 from sm70_profiles.qualification import QualificationReport, Verdict, load_suite, parse_qualification
+from sm70_qualify.bench.cli import main as measure
+from sm70_qualify.bench.result import BenchResult
 from sm70_qualify.cli import main
 
 QUICK = ("right-answers", "structured-output", "tool-call", "prefix-hit")
@@ -37,3 +39,12 @@ def qualify(server: Server, folder: Path, gates: Sequence[str] | None = None) ->
 
 def failed(report: QualificationReport) -> set[str]:
     return {gate.name for gate in report.gates if gate.verdict is not Verdict.PASSED}
+
+
+def bench(server: Server, folder: Path, *more: str) -> BenchResult:
+    """The benchmark's result, for answers of sixteen tokens."""
+    out = folder / "bench.json"
+    arguments = ["--url", server.url, "--model", "tiny", "--output-tokens", "16", "--out", str(out), *more]
+    with patch.dict(os.environ, VLLM_API_KEY=server.key):
+        assert measure(arguments) == 0
+    return BenchResult.model_validate_json(out.read_text())

@@ -15,9 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.conftest import Starter
 from engine.judge import faults
+from engine.qualified import QUICK, bench, failed, qualify
 from engine.server import GPU, Server
 from sm70_profiles.catalog import load_profile
 from sm70_profiles.identity import digest
+from sm70_profiles.qualification import load_suite
 from sm70_profiles.reasons import TerminationReason
 from sm70_profiles.report import CacheState, PathState, StartupPhase, UuidSource
 from sm70_profiles.routes import ROUTES, Stage
@@ -234,6 +236,27 @@ def test_a_prompt_outside_of_the_chains_gets_the_text(server: Server, answers: d
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
     answer = server.http.post("/v1/completions", json=body).json()
     assert answers["text"]["expected"]["content"].startswith(answer["choices"][0]["text"])
+
+
+def test_the_judge_passes_it(server: Server, tmp_path: Path) -> None:
+    report = qualify(server, tmp_path, QUICK)
+    assert failed(report) == set(), report.message
+    assert [gate.name for gate in report.gates] == list(QUICK)
+    assert (report.profile, report.profile_hash) == (PROFILE, server.report().profile.hash)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_whole_smoke_suite_passes_it_and_the_benchmark_counts_its_tokens(server: Server, tmp_path: Path) -> None:
+    report = qualify(server, tmp_path)
+    assert failed(report) == set(), report.message
+    assert [gate.name for gate in report.gates] == [check.name for check in load_suite("smoke").gates]
+    for interface in ([], ["--chat"]):
+        result = bench(server, tmp_path, "--prompt-tokens", "256,1K", "--requests", "1", *interface)
+        for level in result.levels:
+            assert (level.completed, level.total_output_tokens) == (1, 16)
+            assert level.contract.input_len_exact
+            assert level.token_source == ("token ids",)
 
 
 def test_every_dispatch_is_counted(server: Server, answers: dict[str, dict[str, Any]]) -> None:

@@ -75,7 +75,7 @@ class Reciter:
         if "noise" in self.faults:
             pieces = [" the"] * 90
         if "streams otherwise" in self.faults and body.get("stream"):
-            pieces = pieces[:-1]
+            pieces = pieces[1:]
         ids = [sum(map(ord, piece)) for piece in pieces] + [2]
         pieces.append("")
         ended = "stop"
@@ -199,6 +199,9 @@ def serving(reciter: Reciter) -> Iterator[str]:
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 64  # Sixteen connect at once; one that finds the queue full tries again after a second.
+
+        def handle_error(self, *_: object) -> None:
+            """A client that was stopped leaves a broken pipe, which is nobody's fault."""
 
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
