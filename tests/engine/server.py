@@ -21,7 +21,7 @@ from sm70_profiles.routes import Stage
 from sm70_profiles.termination import Termination, parse_termination
 from sm70_qualify.client import Endpoint
 
-START_SECONDS = 240
+START_SECONDS = 400
 """A cold start on a busy machine; a start that fails ends long before."""
 API_KEY = "a-key-for-tests"
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
