@@ -105,7 +105,7 @@ def main() -> int:
         results[name] = verdict(compare(models / case["reference"], case["answers"]), case["e4m3"])
         print(name, json.dumps(results[name])[:300], flush=True)
     (folder / "reference.json").write_text(json.dumps(results, indent=1) + "\n")
-    return 0 if all(result["passed"] for result in results.values()) else 1
+    return 0 if results and all(result["passed"] for result in results.values()) else 1
 
 
 if __name__ == "__main__":

@@ -43,6 +43,36 @@ def silu_and_mul(result: torch.Tensor, input: torch.Tensor) -> None:  # noqa: A0
     result.copy_(torch.nn.functional.silu(input[..., :half]) * input[..., half:])
 
 
+def gelu_and_mul(result: torch.Tensor, input: torch.Tensor) -> None:  # noqa: A002
+    half = input.shape[-1] // 2
+    result.copy_(torch.nn.functional.gelu(input[..., :half]) * input[..., half:])
+
+
+def gelu_tanh_and_mul(result: torch.Tensor, input: torch.Tensor) -> None:  # noqa: A002
+    half = input.shape[-1] // 2
+    result.copy_(torch.nn.functional.gelu(input[..., :half], approximate="tanh") * input[..., half:])
+
+
+def vocab_parallel_embedding(
+    out: torch.Tensor,
+    input_ids: torch.Tensor,
+    weight: torch.Tensor,
+    org_vocab_start_index: int,
+    org_vocab_end_index: int,
+    num_org_vocab_padding: int,
+    added_vocab_start_index: int,
+    added_vocab_end_index: int,
+) -> None:
+    """The rows that this rank owns, zeros for the others: summed over ranks, the whole embedding."""
+    original = (input_ids >= org_vocab_start_index) & (input_ids < org_vocab_end_index)
+    added = (input_ids >= added_vocab_start_index) & (input_ids < added_vocab_end_index)
+    behind = org_vocab_end_index - org_vocab_start_index + num_org_vocab_padding
+    offset = original * org_vocab_start_index + added * (added_vocab_start_index - behind)
+    owned = original | added
+    rows = torch.where(owned, input_ids - offset, 0).long()
+    out.copy_(torch.where(owned.unsqueeze(-1), weight[rows], 0))
+
+
 def _normalized(x: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
     return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)).to(dtype)
 
@@ -186,6 +216,15 @@ def get_cuda_view_from_cpu_tensor(cpu_tensor: torch.Tensor) -> torch.Tensor:
 
 OPERATORS: tuple[tuple[str, Callable[..., Any], str], ...] = (
     ("silu_and_mul(Tensor! result, Tensor input) -> ()", silu_and_mul, ""),
+    ("gelu_and_mul(Tensor! result, Tensor input) -> ()", gelu_and_mul, ""),
+    ("gelu_tanh_and_mul(Tensor! result, Tensor input) -> ()", gelu_tanh_and_mul, ""),
+    (
+        "vocab_parallel_embedding(Tensor! out, Tensor input_ids, Tensor weight, int org_vocab_start_index, "
+        "int org_vocab_end_index, int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) "
+        "-> ()",
+        vocab_parallel_embedding,
+        "",
+    ),
     ("rms_norm(Tensor! result, Tensor input, Tensor? weight, float epsilon) -> ()", rms_norm, ""),
     (
         "fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()",
