@@ -107,6 +107,7 @@ class Reason(StrEnum):
     DRIVER_TOO_OLD = "DriverTooOld"
     NCCL_FAILURE = "NCCLFailure"
     PROBE_TIMEOUT = "ProbeTimeout"
+    NODE_NOT_READY = "NodeNotReady"
     PASSED = "Passed"
     EVIDENCE_MISSING = "EvidenceMissing"
     RUNNING = "Running"
@@ -398,6 +399,11 @@ MEANINGS: dict[Reason, Meaning] = {
         _ENGINE,
         "The kubelet ended a server that did not answer its probe in time.",
         "Look at the load of the node and at the events of the pod that the message names.",
+    ),
+    Reason.NODE_NOT_READY: Meaning(
+        _ENGINE,
+        "The node of a pod does not report any more, so nothing is known of its server.",
+        "Look at the node; if it is off for good, delete it (`kubectl delete node`), and the pod is replaced.",
     ),
     Reason.PASSED: Meaning(_QUALIFIED, "An `Sm70Qualification` for exactly this configuration passed."),
     Reason.EVIDENCE_MISSING: Meaning(

@@ -385,6 +385,16 @@ PAGES: dict[Reason, Page] = {
         ),
         TRIES_AGAIN + RETURNS,
     ),
+    Reason.NODE_NOT_READY: Page(
+        ("kubectl get node NODE", "kubectl describe node NODE | sed -n '/Conditions/,/Addresses/p'", PODS),
+        (
+            "A node that comes back takes its pod up again: the server starts anew if the node was without power.",
+            "If the node is off for good, `kubectl delete node NODE`. Never force the deletion of a pod on a node that"
+            " may still run: its server would hold the GPUs unseen.",
+        ),
+        "Kubernetes replaces the pod after five minutes (the default toleration), where GPUs are free elsewhere. No"
+        " other revision is started meanwhile: the lost pod may still hold its GPUs.",
+    ),
     Reason.ROUTE_DISABLED: Page(
         (
             "kubectl get sm70 NAME -o jsonpath='{range .status.acceleration.paths[*]}{.name} {.state}"

@@ -43,6 +43,8 @@ class ContainerFacts:
     image_id: str = ""
     """The image by its digest, as the node's runtime names it."""
     started: bool = False
+    ready: bool = False
+    """Its readiness probe passes, by the kubelet's last word."""
     running: bool = False
     restarts: int = 0
     waiting_reason: str = ""
@@ -210,6 +212,7 @@ def _container(raw: Raw) -> ContainerFacts:
         id=raw.get("containerID") or "",
         image_id=printable(raw.get("imageID") or "", 512),
         started=bool(raw.get("started")),
+        ready=bool(raw.get("ready")),
         running="running" in state,
         restarts=int(raw.get("restartCount") or 0),
         waiting_reason=printable(waiting.get("reason") or "", 64),

@@ -250,6 +250,10 @@ def _engine(pod: PodFacts, views: Views) -> Finding:
     if not pod.scheduled:
         return Finding.unknown(message="The pod has no node yet.")
     if container is not None and container.started:
+        if container.ready and not pod.ready:
+            # The kubelet changes both at once; only the node controller changes the pod's condition alone.
+            found = f"Node `{pod.node}` of pod `{pod.name}` does not report any more."
+            return Finding.unknown(Reason.NODE_NOT_READY, with_remedy(Reason.NODE_NOT_READY, found))
         return Finding.true(Reason.HEALTHY, "`GET /health` answers on every replica.")
     if container is None or (not container.running and container.exit is None):
         return _not_created(pod, container, views)

@@ -101,6 +101,18 @@ def test_a_server_that_the_kubelet_ends_again_and_again() -> None:
     assert told(leaving)[ENGINE].reason is not Reason.PROBE_TIMEOUT
 
 
+def test_a_node_that_is_lost_is_told_from_a_probe_that_fails() -> None:
+    lost = serving(REVISION)
+    for condition in lost["status"]["conditions"]:
+        if condition["type"] == "Ready":
+            condition["status"] = "False"
+    found = told(lost)[ENGINE]
+    assert (found.status, found.reason) == (ConditionStatus.UNKNOWN, Reason.NODE_NOT_READY)
+    assert "`node-1`" in found.message
+    lost["status"]["containerStatuses"][0]["ready"] = False
+    assert told(lost)[ENGINE].reason is Reason.HEALTHY, "the probe fails, and the server answers"
+
+
 # ------------------------------------------------------------------------------------------------------ downloads
 
 
