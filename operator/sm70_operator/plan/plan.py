@@ -116,3 +116,8 @@ class Plan:
     wake_after_seconds: float | None = None
     needs_nodes: bool = False
     """The snapshot came without nodes and holders, and they decide: look again with them before doing anything."""
+
+    @property
+    def promotes(self) -> bool:
+        """Another revision gets the public traffic by this; the status says so, and is true once that is done."""
+        return any(isinstance(action, Apply) and action.promotes for action in self.actions)

@@ -111,7 +111,7 @@ def _world(
     subject, decision = outcome.about.subject, outcome.decision
     return World(
         resource=snapshot.resource,
-        revisions=revisions_of(outcome.fleet, outcome.target),
+        revisions=revisions_of(outcome.fleet, decision.traffic, outcome.target),
         rollout=decision.rollout,
         startup=startup if name is not None else None,
         evidence=outcome.evidence,

@@ -225,8 +225,8 @@ def _capacity(reports: Sequence[AccelerationReport]) -> Capacity | None:
     )
 
 
-def revisions_of(fleet: Fleet, target: str | None) -> Revisions:
-    """Which revision is what."""
+def revisions_of(fleet: Fleet, active: str | None, target: str | None) -> Revisions:
+    """Which revision is what, when the plan is done: `active` is the one that has the traffic then."""
     rejected = [
         RejectedRevision(
             revision=member.name,
@@ -238,9 +238,7 @@ def revisions_of(fleet: Fleet, target: str | None) -> Revisions:
         if member.rejection is not None
     ]
     rejected.sort(key=lambda one: (one.time, one.revision), reverse=True)
-    return Revisions(
-        active=fleet.active, target=target, last_good=fleet.last_good, rejected=tuple(rejected[:MAX_REJECTED])
-    )
+    return Revisions(active=active, target=target, last_good=fleet.last_good, rejected=tuple(rejected[:MAX_REJECTED]))
 
 
 def _taken(items: Sequence[RouteStatus]) -> set[tuple[str, str, bool]]:

@@ -107,7 +107,8 @@ class Reconciler:
             await self._tell(blocked, resource, now)
             self._metrics.reconciles.labels("obstacle").inc()
             raise RetryError(str(obstacle)) from obstacle
-        await self._tell(planned, resource, now)
+        if not (early and planned.promotes):
+            await self._tell(planned, resource, now)
         self._metrics.reconciles.labels("success").inc()
         return SOON_SECONDS if early else planned.wake_after_seconds
 
