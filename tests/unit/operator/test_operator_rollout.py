@@ -81,6 +81,10 @@ def test_a_candidate_that_serves_is_promoted_and_the_decision_rests_on_what_was_
     assert moved.version == "7"
     assert names.PROMOTED_ANNOTATION in moved.manifest["metadata"]["annotations"]
     assert condition(found, PROGRESSING).reason is Reason.PROMOTING
+    # The status is written after the actions, and all of it speaks of the world that they made.
+    assert found.promotes
+    assert found.status is not None
+    assert found.status.revisions.active == NEW_NAME
 
 
 @pytest.mark.parametrize("path", ["reference_gdn"])
