@@ -75,6 +75,7 @@ def carry_out(snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, decis
         *_candidate(snapshot, decision),
         *_starts(snapshot, intent, fleet, decision, may_start=not stopping),
         *_forget(snapshot, intent, fleet, decision),
+        *_growth(snapshot, intent, decision),
     ]
     return Steps(tuple(actions), stopping)
 
@@ -237,14 +238,24 @@ def _claim(snapshot: Snapshot, target: Target) -> Iterator[Action]:
     manifest = render_cache_claim(owner_of(snapshot), target.spec)
     if manifest is None:
         return
-    found = snapshot.claim
-    if found is None:
+    if snapshot.claim is None:
         yield Apply(manifest, "The compile cache needs a claim.", known=False)
+
+
+def _growth(snapshot: Snapshot, intent: Target | Rejected, decision: Decision) -> Iterator[Action]:
+    """Of a claim that exists, only the size may grow; everything else is immutable and stays as it is.
+
+    Last, and only when nothing else is under way: a storage class that refuses must not stand in the way of a start.
+    """
+    found = snapshot.claim
+    if isinstance(intent, Rejected) or found is None or found.deleting or decision.step is not Step.SETTLED:
         return
-    # Of a claim that exists, only the size may grow; everything else is immutable and stays as it is.
+    manifest = render_cache_claim(owner_of(snapshot), intent.spec)
+    if manifest is None:
+        return
     size = manifest["spec"]["resources"]["requests"]["storage"]
     present = ((found.manifest.get("spec") or {}).get("resources") or {}).get("requests", {}).get("storage", "0")
-    if (quantity(size) or 0) > (quantity(str(present)) or 0) and not found.deleting:
+    if (quantity(size) or 0) > (quantity(str(present)) or 0):
         grown = {**found.manifest["spec"], "resources": {"requests": {"storage": size}}}
         kept = {key: grown[key] for key in ("accessModes", "storageClassName", "resources") if key in grown}
         yield Apply({**manifest, "spec": kept}, f"The compile cache grows to {size}.", known=True)

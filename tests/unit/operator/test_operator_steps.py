@@ -248,3 +248,16 @@ def test_starts_and_stops_are_events() -> None:
     assert [event.reason for event in planned(snapshot()).events] == ["RevisionStarted"]
     stopped = planned(begun(running(EARLIER, of=resource())))
     assert "RevisionStopped" in [event.reason for event in stopped.events]
+
+
+def test_a_claim_that_is_to_grow_stands_in_nobodys_way() -> None:
+    """A storage class may refuse it for ever; so it is asked only when nothing is to be started."""
+    claim = {
+        "metadata": {"name": "tiny-compile-cache", "uid": "c", "ownerReferences": [OWNER.reference()]},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}},
+    }
+    document = spec(compileCache={"size": "4Gi"})
+    world = snapshot([], [], of=resource(document), records=[record(document, good=False)], claim=parse_object(claim))
+    found = kinds(planned(world).actions)
+    assert "apply Deployment" in found
+    assert "apply PersistentVolumeClaim" not in found
