@@ -110,11 +110,13 @@ def become_sm70() -> list[str]:
     # The CPU lane has no Triton.
     missing = [str(hook) for hook in wanted if not hook.module.startswith("triton.") and not hook.exists()]
     hooks._attention("CUSTOM", "sm70_engine.attention.backend.FlashAttnV100Backend")
-    from sm70_engine.ops import linear_nvfp4_vllm
+    from sm70_engine.plugin.settings import EngineSettings
     from sm70_engine.quantization import modelopt
 
     modelopt.register()
-    linear_nvfp4_vllm.register_first()
+    for replacement in hooks.REPLACEMENTS:
+        if not replacement.hook.module.startswith("triton."):
+            replacement.apply(EngineSettings())
     return missing
 
 
@@ -126,7 +128,18 @@ def configuration(model: str) -> dict[str, Any]:
     sizes = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 512, "kv_cache_memory_bytes": 64 << 20}
     asked = EngineArgs(model=model, kv_cache_dtype="fp8_e5m2", **sizes)
     found = asked.create_engine_config()
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.quantization import modelopt
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_w4a4_nvfp4 as tensors,
+    )
+
+    with set_current_vllm_config(found):
+        makers = [one.init_nvfp4_linear_kernel for one in (modelopt, tensors)]
+        linears = sorted({type(make(use_a16)).__name__ for make in makers for use_a16 in (False, True)})
     return {
+        "linears": linears,
+        "compressed_tensors": tensors.CompressedTensorsW4A4Fp4.get_min_capability(),
         "dtype": str(found.model_config.dtype),
         "quantization": found.model_config.quantization,
         "kv": found.cache_config.cache_dtype,

@@ -35,6 +35,8 @@ def test_the_platform_completes_a_configuration_for_compute_capability_7_0(found
     settled = found["configuration"]
     assert settled.pop("key") == EngineSettings(pretend=True).key()
     assert settled == {
+        "linears": ["Sm70NvFp4Linear"],
+        "compressed_tensors": 70,
         "dtype": "torch.float16",
         "quantization": "modelopt_fp4",
         "kv": "fp8_e5m2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,3 +114,12 @@ def register_first() -> None:
     kernels = linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
     if Sm70NvFp4Linear not in kernels:
         kernels.insert(0, Sm70NvFp4Linear)
+
+
+def choosing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's choice of a kernel, with ours for layers whose inputs are not quantised."""
+
+    def init_nvfp4_linear_kernel(use_a16: bool = False) -> Any:
+        return Sm70NvFp4Linear(linear.NvFp4LinearLayerConfig()) if use_a16 else original(use_a16=use_a16)
+
+    return init_nvfp4_linear_kernel

@@ -174,6 +174,29 @@ def _nvfp4_first(_: EngineSettings) -> None:
     linear_nvfp4_vllm.register_first()
 
 
+_WEIGHT_ONLY = (
+    f"{_QUANTIZATION}.modelopt",
+    f"{_QUANTIZATION}.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
+)
+
+
+def _weight_only(name: str) -> Callable[[EngineSettings], None]:
+    """For the module of that name, which holds the function under its own name."""
+
+    def apply(_: EngineSettings) -> None:
+        from sm70_engine.ops import linear_nvfp4_vllm
+
+        module: Any = importlib.import_module(name)
+        module.init_nvfp4_linear_kernel = linear_nvfp4_vllm.choosing(module.init_nvfp4_linear_kernel)
+
+    return apply
+
+
+def _admit_compressed_tensors(_: EngineSettings) -> None:
+    scheme = importlib.import_module(_WEIGHT_ONLY[1]).CompressedTensorsW4A4Fp4
+    scheme.get_min_capability = classmethod(lambda cls: 70)
+
+
 def _prune_autotune(settings: EngineSettings) -> None:
     if settings.prune_autotune:
         from sm70_engine.plugin import autotune
@@ -192,6 +215,19 @@ REPLACEMENTS = (
         Hook(_LINEAR, "_POSSIBLE_NVFP4_KERNELS", "NVFP4 linear layers"),
         "a registered kernel is asked after vLLM's emulation, which takes every layer; ours goes first",
         _nvfp4_first,
+    ),
+    *(
+        Replacement(
+            Hook(name, "init_nvfp4_linear_kernel", "NVFP4 linear layers without an input scale"),
+            "vLLM admits a fixed list of kernels for them, none of which runs on compute capability 7.0",
+            _weight_only(name),
+        )
+        for name in _WEIGHT_ONLY
+    ),
+    Replacement(
+        Hook(_WEIGHT_ONLY[1], "CompressedTensorsW4A4Fp4.get_min_capability", "NVFP4 in compressed-tensors checkpoints"),
+        "vLLM asks for 7.5, which its own kernels need and ours do not",
+        _admit_compressed_tensors,
     ),
     Replacement(
         Hook("triton.runtime.autotuner", "Autotuner.run", "pruning Triton's autotuning"),
