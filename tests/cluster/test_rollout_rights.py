@@ -62,10 +62,9 @@ def asked(simulation: Simulation) -> list[audit.Request]:
     }
     with simulation.serving("rights", **spec) as before:
         simulation.says("rights", "Progressing", "Settled")
-        for number, variant in enumerate(("b", "c", "d")):
+        for variant in ("b", "c", "d"):
             simulation.patch("rights", env=[{"name": "SIMULATED_ENGINE", "value": json.dumps({"variant": variant})}])
             before = simulation.ready("rights", other_than=before, seconds=120)["status"]["revisions"]["active"]
-            simulation.patch("rights", compileCache={"size": f"{2 + number}Gi"})
         simulation.says("rights", "Progressing", "Settled")
         simulation.patch("rights", profile=None, profileRef={"configMap": {"name": "own-profile", "key": "profile"}})
         simulation.says("rights", "Accepted", "ProfileInvalid")

@@ -259,5 +259,5 @@ def test_a_claim_that_is_to_grow_stands_in_nobodys_way() -> None:
     document = spec(compileCache={"size": "4Gi"})
     world = snapshot([], [], of=resource(document), records=[record(document, good=False)], claim=parse_object(claim))
     found = kinds(planned(world).actions)
-    assert "apply Deployment" in found
+    assert "apply Deployment (start)" in found
     assert "apply PersistentVolumeClaim" not in found
