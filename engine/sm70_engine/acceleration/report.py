@@ -60,12 +60,10 @@ def _compile_cache(
 ) -> CompileCacheReport:
     """What the cache did for this start; while it is not over, what is known so far."""
     finished = folder.cache() if folder is not None else None
-    if finished is not None:
-        return finished
-    report = session.cache.warming()
+    report = finished or session.cache.warming()
     if not report.enabled:
         return report.model_copy(update={"directory": str(cache_directory(environment))})
-    return report.model_copy(update={"files_added": session.cache.files_added()})
+    return report if finished is not None else report.model_copy(update={"files_added": session.cache.files_added()})
 
 
 def build_report(

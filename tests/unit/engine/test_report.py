@@ -27,6 +27,7 @@ from sm70_profiles.catalog import load_profile
 from sm70_profiles.facts import Interconnect
 from sm70_profiles.report import (
     AccelerationReport,
+    CacheState,
     CapacityReport,
     PathReport,
     PathState,
@@ -214,6 +215,17 @@ def test_a_cache_that_is_off_is_where_vllm_keeps_it() -> None:
     assert cache_directory({"VLLM_CACHE_ROOT": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/a")
     assert cache_directory({"XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/b/vllm")
     assert cache_directory({"HOME": "/c"}) == Path("/c/.cache/vllm")
+
+
+def test_a_cache_that_is_off_names_where_vllm_keeps_it_before_and_after_the_start(tmp_path: Path) -> None:
+    found, folder = session(), SessionFolder(tmp_path)
+    for _ in range(2):
+        cache = build_report(
+            found, found.settings, capabilities(found, {}), (), {"HOME": "/c"}, folder=folder
+        ).compile_cache
+        assert cache is not None
+        assert (cache.state, cache.directory) == (CacheState.OFF, "/c/.cache/vllm")
+        folder.write_cache(found.cache.finish())
 
 
 def test_what_was_left_to_the_engine_is_judged_by_its_choice() -> None:
