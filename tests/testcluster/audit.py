@@ -68,7 +68,9 @@ def position(log: Path) -> int:
 def requests(log: Path, start: int = 0) -> Iterator[Request]:
     """The finished requests after a position, without the last line if it is still being written."""
     with log.open("rb") as file:
-        file.seek(start)
+        file.seek(max(0, start - 1))
+        if start and file.read(1) != b"\n":
+            file.readline()  # it was being written when the position was taken
         for line in file:
             if line.endswith(b"\n"):
                 event = json.loads(line)
