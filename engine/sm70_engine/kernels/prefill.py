@@ -53,7 +53,7 @@ def _require(condition: bool, text: str) -> None:
 
 def prefill_shared_bytes(dim: int) -> int:
     """Dynamic shared memory of a prefill CTA: Q, panels of K or V and of probabilities, sums, maxima, addresses."""
-    return ROWS * dim * 2 + 2 * 8192 + 2 * 4096 + 4 * THREADS * 4 + 2 * ROWS * 4 + 256
+    return ROWS * dim * 2 + 2 * 8192 + 2 * 4096 + 4 * THREADS * 4 + ROWS * 4 + 256
 
 
 def prefill_workspace_bytes(dim: int, ctas: int = V100_SMS) -> int:

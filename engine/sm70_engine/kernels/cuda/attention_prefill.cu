@@ -57,11 +57,12 @@ template <int D>
 struct Prefill {
   static constexpr int KP = D / 32, NC = D / 128, CHUNKS = D / 8;  // K panels a step; groups of 32 output columns a warp; pieces of 8 columns
   static constexpr int HALVES = FORMAT == F16 ? 2 : 1;             // a panel is fetched in so many turns, 16 bytes a thread in each
+  static constexpr int TURN = FORMAT == E4M3 ? 2 : FORMAT == E5M2 ? 3 : 1;  // after how many of V's four tokens: where no register is spilled
   static constexpr int PAIRS = 4 * NC * 2 * 4;                     // float2 of accumulators a thread holds
   static constexpr int PANEL = 8192, P_PANEL = 4096;
   u8 *sq, *panels, *probabilities;
   float* reduced;         // [rows][4 token warps], where the second panel of probabilities lies at other times
-  float *sums, *tops;     // [8 rows of a lane][warp, lane without bit 1]; [2][rows]: running maxima, by the step's parity
+  float *sums, *tops;     // [8 rows of a lane][warp, lane without bit 1]; [rows]: running maxima
   u64* offsets;           // [2][8]: bytes from K's (V's) base to each 16 tokens of a step
   int* limits;            // [2][8]: the last readable token of each 16
   int* info;              // the item, and positions: before the first query, of the first and the last row, the first that a row sees
@@ -73,7 +74,7 @@ struct Prefill {
     reduced = reinterpret_cast<float*>(probabilities + P_PANEL);
     sums = reinterpret_cast<float*>(probabilities + 2 * P_PANEL);
     tops = sums + 8 * 128;
-    offsets = reinterpret_cast<u64*>(tops + 2 * kRows);
+    offsets = reinterpret_cast<u64*>(tops + kRows);
     limits = reinterpret_cast<int*>(offsets + 16);
     info = limits + 16;
   }
@@ -163,7 +164,7 @@ struct Prefill {
       const u16* from = a.q + (size_t)(info[QUERY0] + row / a.group) * a.q_stride + (size_t)(info[HEAD] * a.group + row % a.group) * D + piece * 8;
       *reinterpret_cast<uint4*>(sq + ((m * CHUNKS + piece) * 16 + (lane & 15)) * 16) = ldg128(from);
     }
-    if (threadIdx.x < kRows) tops[(t0 & 1) * kRows + threadIdx.x] = -1e30f;
+    if (threadIdx.x < kRows) tops[threadIdx.x] = -1e30f;
 #pragma unroll
     for (int i = 0; i < 4; i++) sums[i * 256 + me] = 0.f;
     float acc[4][NC * 2][8];
@@ -232,7 +233,7 @@ struct Prefill {
         }
         if (STAGE >= 1) syncblock();
       };
-#pragma unroll 1
+#pragma unroll 2
       for (int j = 0; j + 2 < KP; j++) multiply_k(j, Int<2>());
       multiply_k(KP - 2, Int<1>());
       multiply_k(KP - 1, Int<0>());
@@ -279,7 +280,7 @@ struct Prefill {
         for (int k = 0; k < 2; k++) {
           const int row = wm() * 64 + m * 16 + lane_row() + 2 * k;
           const float4 r = *reinterpret_cast<const float4*>(reduced + row * 4);
-          const float before = tops[(t & 1) * kRows + row];
+          const float before = tops[row];
           const float now = fmaxf(before, fmaxf(fmaxf(r.x, r.y), fmaxf(r.z, r.w)) * a.score_scale);
           base[m][k] = 14.f - now;
           fades[m][k] = ex2(before - now);
@@ -308,20 +309,19 @@ struct Prefill {
         for (int m = 0; m < 4; m++)
 #pragma unroll
           for (int k = 0; k < 2; k++) {
-            const float low = p ? 14.f - tops[(1 - (info[T0] & 1)) * kRows + wm() * 64 + m * 16 + lane_row() + 2 * k] : base[m][k],
-                        y = ex2(fmaf(s[m][p >> 2][(p & 1) + 2 * k + ((p & 2) << 1)], a.score_scale, low));
+            const float y = ex2(fmaf(s[m][p >> 2][(p & 1) + 2 * k + ((p & 2) << 1)], a.score_scale, base[m][k]));
             more_sums[m][k] = p ? more_sums[m][k] + y : y;
             *reinterpret_cast<u16*>(to + m * 512 + (place ^ (64 * k))) = f2h(y);
           }
       };
       produce(0);
+      syncblock();
       if (wn() == 0 && (lane & 10) == 0)
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-          tops[(1 - (t & 1)) * kRows + wm() * 64 + m * 16 + lane_row()] = 14.f - base[m][0];
-          tops[(1 - (t & 1)) * kRows + wm() * 64 + m * 16 + lane_row() + 2] = 14.f - base[m][1];
+          tops[wm() * 64 + m * 16 + lane_row()] = 14.f - base[m][0];
+          tops[wm() * 64 + m * 16 + lane_row() + 2] = 14.f - base[m][1];
         }
-      syncblock();
 #pragma unroll
       for (int p = 0; p < 8; p++) {
         auto turn = [&](int half) {
@@ -338,7 +338,7 @@ struct Prefill {
         };
 #pragma unroll
         for (int c = 0; c < 4; c++) {  // four tokens
-          if (c == (HALVES == 2 ? 1 : 3)) turn(0);
+          if (c == TURN) turn(0);
           if (c == 1 && p < 7) produce(p + 1);
           if (c == 3 && HALVES == 2) turn(1);
           FORGET(me);
@@ -391,7 +391,7 @@ struct Prefill {
         const float total = ((r.x + r.y) + r.z) + r.w;
         if (slot >= 0) {
           if (wn() == 0 && (lane & 10) == 0)
-            reinterpret_cast<float2*>(a.stats)[(size_t)slot * kRows + row] = make_float2(tops[(info[T1] & 1) * kRows + row], total);
+            reinterpret_cast<float2*>(a.stats)[(size_t)slot * kRows + row] = make_float2(tops[row], total);
 #pragma unroll
           for (int n = 0; n < NC * 2; n++)
 #pragma unroll
