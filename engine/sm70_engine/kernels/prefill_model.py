@@ -13,6 +13,8 @@ from . import v100
 from .prefill import ROWS, STEP, THREADS
 from .sass import Line, opcode, unit
 
+PANEL = 256
+"""Matrix instructions of a warp for a panel of K."""
 _TARGET = re.compile(r"`\((\.L_\S+?)\)")
 
 
@@ -35,15 +37,21 @@ def _matrix(code: list[Line]) -> int:
 def step_cycles(code: list[Line], dim: int) -> dict[str, int]:
     """Cycles of a sub-partition that one step takes of each unit, and issue slots; two warps share a sub-partition.
 
-    The inner loop over K runs D/32 - 2 times; the rest of the loop over steps once, masking and rescaling included,
-    which most steps skip. The ends of an item do not count. Raises `ValueError` for code of another shape.
+    All but the last two of K's D/32 panels are a loop (unless the compiler has unrolled it); the rest of the loop over
+    steps counts once, masking and rescaling included, which most steps skip. The ends of an item do not count. Raises
+    `ValueError` for code of another shape.
     """
     loops = _loops(code)
     whole = [x for x in loops if _matrix(code[x[0] : x[1]]) == _matrix(code)]
-    if not whole or loops[0] == whole[0]:
-        raise ValueError("the prefill kernel must have a loop over steps with a loop over panels of K in it")
-    inner, outer = loops[0], whole[0]
-    counted = [*code[outer[0] : outer[1]], *code[inner[0] : inner[1]] * (dim // 32 - 3)]
+    if not whole:
+        raise ValueError("the prefill kernel must have one loop over steps with all its matrix instructions")
+    outer, counted = whole[0], code[whole[0][0] : whole[0][1]]
+    if loops[0] != outer:
+        panels = code[loops[0][0] : loops[0][1]]
+        counted = [*counted, *panels * ((dim // 32 - 2) * PANEL // _matrix(panels) - 1)]
+    expected = (dim // 32 * PANEL) + STEP // 16 * PANEL * dim // 256
+    if _matrix(counted) != expected:
+        raise ValueError(f"a step must take {expected} matrix instructions of a warp; this code has {_matrix(counted)}")
     total: Counter[str] = Counter()
     for line in counted:
         if not line.label:
