@@ -40,7 +40,7 @@ from unit.operator import builders
 
 USER = "bench-operator"
 PORT = 18080
-REST_SECONDS, EDITS, ROLLOUTS, RATE = 60, 200, 40, 4.0
+REST_SECONDS, EDITS, ROLLOUTS, RATE = 60, 100, 40, 1.0
 """Seconds for which the rest is watched, edits and rollouts that are measured, and how many are sent a second."""
 
 

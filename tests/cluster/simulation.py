@@ -22,7 +22,7 @@ import images
 from cluster.harness import NAMESPACE, Stack
 from simulated_engine import image
 from sm70_qualify.client import Endpoint, EndpointError
-from stack.services import Condition, condition, wait, wait_gone, wait_ready
+from stack.services import Condition, condition, wait, wait_gone
 from testcluster.cluster import Cluster
 from testcluster.options import Options
 
@@ -106,7 +106,7 @@ class Simulation(Stack):
 
         def reached(service: dict[str, Any]) -> bool:
             active = service["status"].get("revisions", {}).get("active")
-            return condition(service, "Ready").status == "True" and active != other_than
+            return condition(service, "Ready").status == "True" and active not in (None, other_than)
 
         return self.until(name, reached, seconds)
 
@@ -120,8 +120,7 @@ class Simulation(Stack):
         """A service that is Ready, and gone afterwards; yields its active revision."""
         self.apply(self.service(name, behaviour, **spec))
         try:
-            service = wait_ready(self.cluster, name, namespace=NAMESPACE, seconds=90)
-            yield str(service["status"]["revisions"]["active"])
+            yield str(self.ready(name, seconds=120)["status"]["revisions"]["active"])
         finally:
             self.remove(name)
 

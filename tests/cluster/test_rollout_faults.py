@@ -46,7 +46,7 @@ def test_an_operator_that_is_killed_again_and_again(simulation: Simulation, serv
             simulation.kill_operator()
         assert time.monotonic() < deadline, seen
         time.sleep(0.1)
-    assert len(seen) >= 3, seen
+    assert len(seen) >= 2, seen
     print(f"\nkilled at: {', '.join(sorted(seen))}")
     assert simulation.selected(name) == active
 
