@@ -25,8 +25,11 @@ def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(kernel.name in out for kernel in family.kernels)
 
 
-def test_a_machine_without_objects_is_told_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "--on", "device", "--objects", str(tmp_path)]) == 2
+@pytest.mark.parametrize("command", ["check --on device", "check --all", "bench", "bench --all --submit-file x.json"])
+def test_a_machine_without_objects_is_told_what_to_do(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command.split(), "--objects", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "no CUDA driver" in error or "sm70-kernels build --output" in error
 
