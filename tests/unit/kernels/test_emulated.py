@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,8 +13,6 @@ from sm70_engine.kernels.checks import AttentionCase, LinearCase, Size
 from sm70_engine.kernels.emulator import Emulator
 from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.plans import KvFormat
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
 
 def require(results: Iterator[checks.Result]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,6 @@ from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.plans import CacheLayout, KvFormat
 from sm70_engine.kernels.prefill import BridgePlan, PrefillMemory, PrefillPlan
 
-needs_emulator = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 LAYOUT = CacheLayout.split(KvFormat.E4M3, 2048, 1, 256)
 MEMORY = PrefillMemory(
     q=4096, out=4096, key=4096, value=4096, block_table=4096, work=4096, partial=4096, stats=4096, table_stride=8,
@@ -26,14 +24,12 @@ MEMORY = PrefillMemory(
 )  # fmt: skip
 
 
-@needs_emulator
 @pytest.mark.parametrize("kv_format", KvFormat)
 def test_the_small_grid(kv_format: KvFormat) -> None:
     results = list(checks_prefill.check_prefills(Emulator(), Size.SMALL, (kv_format,)))
     assert not [f"{r.name}: {r.ratio:.3g} {r.note}" for r in results if not r.passed]
 
 
-@needs_emulator
 def test_bits_do_not_depend_on_the_order_of_threads_and_blocks() -> None:
     case = PrefillCase(KvFormat.E5M2, 128, 6, ((30, 300),), page=112, ctas=5)
     data = checks_prefill.prefill_data(case)
@@ -126,9 +122,7 @@ def test_scales_and_strides_outside_the_contract_are_refused() -> None:
 
 @pytest.mark.parametrize("kv_format", KvFormat)
 def test_no_unit_of_a_v100_forbids_75_tflops(kv_format: KvFormat) -> None:
-    tools = toolchain.installed()
-    if tools is None:
-        pytest.skip("the kernel toolchain is not installed; `sm70-kernels build` installs it")
+    tools = toolchain.install()
     family = families.family(f"attention_prefill_{kv_format}")
     folder: Path = build.build((family,))[family.name, ""]
     code = sass.disassemble(tools.tool("nvdisasm"), folder / f"{family.name}.cubin")
