@@ -123,6 +123,12 @@ def test_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[s
     assert words in capsys.readouterr().err
 
 
+def test_a_chart_is_drawn(tmp_path: Path) -> None:
+    chart = tmp_path / "chart.png"
+    bench(Reciter(), tmp_path, "--prompt-tokens", "64,1K", "--plot", str(chart))
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_chart_without_matplotlib_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
