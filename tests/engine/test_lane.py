@@ -45,8 +45,7 @@ def test_without_sm70_serve_nothing_of_vllm_is_changed(lane: Path, tmp_path: Pat
     assert found["platform"] == "vllm.platforms.cpu.CpuPlatform"
     assert found["layers"] == []
     assert found["modelopt"] == "vllm.model_executor.layers.quantization.modelopt"
-    assert [name for name in found["ours"] if not name.startswith("sm70_engine.plugin")] == ["sm70_engine.session"]
-    assert found["ours"] == ["sm70_engine.plugin", "sm70_engine.plugin.entrypoints", "sm70_engine.session"]
+    assert found["ours"] == ["sm70_engine.plugin", "sm70_engine.plugin.entrypoints"]
     # And where it is active, a vLLM that it was not made for is refused by the name of what is missing.
     assert "vllm.platforms.cpu.CpuPlatform.something_new (a test)" in found["missing_hook"]
     assert "CpuPlatform, not ours" in found["other_platform"]

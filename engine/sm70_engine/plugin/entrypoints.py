@@ -1,16 +1,14 @@
 """vLLM's entry points. Loaded in every vLLM process of an installation that has our package, so they stand aside unless
 `sm70-serve` started the server.
 
-Nothing of vLLM is imported before that is known.
+Nothing of vLLM, and nothing else of ours, is imported before that is known.
 """
 
 from __future__ import annotations
 
 import os
 
-from sm70_engine.session import current_session, session_folder
-from sm70_profiles.profile import EngineFlavour
-
+SESSION_ENVIRONMENT = "SM70_SESSION"  # as `sm70_engine.session` has it
 CPU_PLATFORM = "sm70_engine.plugin.platform.CpuReferencePlatform"
 CUDA_PLATFORM = "sm70_engine.plugin.cuda_platform.Sm70Platform"
 _registered = False
@@ -21,8 +19,11 @@ def platform() -> str | None:
 
     The sm70 engine's platform is for a GPU of compute capability 7.0 and, with SM70_PRETEND=1, for 8.x and 9.x.
     """
-    if session_folder() is None:
+    if not os.environ.get(SESSION_ENVIRONMENT):
         return None
+    from sm70_engine.session import current_session
+    from sm70_profiles.profile import EngineFlavour
+
     flavour = current_session().flavour
     if flavour is EngineFlavour.CPU:
         return CPU_PLATFORM
@@ -48,7 +49,7 @@ def register() -> None:
     Raises `MissingHookError` when this vLLM lacks something that we build on; vLLM then does not start.
     """
     global _registered
-    if _registered or session_folder() is None:
+    if _registered or not os.environ.get(SESSION_ENVIRONMENT):
         return
     _registered = True
     from sm70_engine.plugin import hooks

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm70_engine import session
 from sm70_engine.plugin import capability, entrypoints, hooks
 from sm70_engine.plugin.autotune import choose
 from sm70_engine.plugin.settings import EngineSettings, SettingsError, read_settings
-from sm70_engine.session import SessionFolder
 from sm70_profiles.profile import EngineFlavour
 
 
 @pytest.fixture
 def sm70_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A server that `sm70-serve` started with a profile of the sm70 engine."""
-    monkeypatch.setattr(entrypoints, "session_folder", lambda: SessionFolder(tmp_path))
-    monkeypatch.setattr(entrypoints, "current_session", lambda: SimpleNamespace(flavour=EngineFlavour.SM70))
+    monkeypatch.setenv(session.SESSION_ENVIRONMENT, str(tmp_path))
+    monkeypatch.setattr(session, "current_session", lambda: SimpleNamespace(flavour=EngineFlavour.SM70))
     monkeypatch.setattr(hooks, "stand_in", lambda: None)
     for name in ("SM70_PRETEND", "VLLM_USE_AOT_COMPILE", "VLLM_USE_FLASHINFER_SAMPLER"):
         monkeypatch.delenv(name, raising=False)
@@ -57,6 +57,15 @@ def test_the_platform_sets_what_vllm_must_know_and_leaves_what_the_user_set(
 
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert os.environ["VLLM_USE_AOT_COMPILE"] == "1"
+
+
+def test_without_a_session_the_plugin_stands_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entrypoints.SESSION_ENVIRONMENT == session.SESSION_ENVIRONMENT
+    monkeypatch.delenv(session.SESSION_ENVIRONMENT, raising=False)
+    monkeypatch.setattr(capability, "device_capability", lambda: (7, 0))
+    assert entrypoints.platform() is None
+    entrypoints.register()
+    assert not entrypoints._registered
 
 
 def test_other_settings_are_another_cache_key() -> None:
