@@ -86,7 +86,9 @@ def test_everything_that_is_asked_is_granted_by_the_chart(simulation: Simulation
 
 def test_every_right_is_used(simulation: Simulation, asked: list[audit.Request]) -> None:
     used = {(one.group, one.resource, one.verb) for one in asked}
-    idle = granted(simulation) - used - set(RARE)
+    # A server-side apply that makes its object is one patch in the log, and needs the right to create as well.
+    within = {(group, resource, "create") for group, resource, verb in used if verb == "patch"}
+    idle = granted(simulation) - used - within - set(RARE)
     assert idle == set()
 
 
