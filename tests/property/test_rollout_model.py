@@ -368,7 +368,9 @@ def test_killed_at_every_request_of_a_change(record_property: Any) -> None:
     assert count > 50
 
 
-@pytest.mark.parametrize("late", WATCHED)
+@pytest.mark.parametrize(
+    "late", [pytest.param(kind, marks=() if kind in ("Pod", "Job") else pytest.mark.full) for kind in WATCHED]
+)
 def test_a_watch_that_lags(late: str) -> None:
     """All through the story one kind of objects is seen two looks late; it ends the same."""
     base, calm = undisturbed(STORIES[0])
