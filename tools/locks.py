@@ -29,7 +29,9 @@ LOCKS = {
     "dev": Lock(("../pyproject.toml",), ("dev",)),
     "operator": Lock(("../pyproject.toml",), ("operator", "qualify")),
     "cpu-lane": Lock(("cpu-lane.in", "../pyproject.toml"), ("engine", "fetch"), "cpu-lane.overrides"),
-    "sm70-lane": Lock(("sm70-lane.in", "../pyproject.toml"), ("engine", "fetch"), "sm70-lane.overrides", left_out="vllm"),
+    "sm70-lane": Lock(
+        ("sm70-lane.in", "../pyproject.toml"), ("engine", "fetch"), "sm70-lane.overrides", left_out="vllm"
+    ),
     "sm70-build": Lock(("sm70-build.in",), dependencies=False),
     "sm70-vllm": Lock(("sm70-vllm.in",), dependencies=False),
 }
