@@ -34,7 +34,7 @@ unit: bootstrap  ## Everything that needs neither a cluster nor a server.
 	.venv/bin/pytest -q -m "not cluster and not engine and not full"
 
 test: lint types imports prepare  ## Everything that gates a change.
-	.venv/bin/pytest -q -m "not full"
+	.venv/bin/pytest -q -m "not full" --durations 20
 
 test-full: lint types imports prepare  ## Long soaks and full grids as well.
 	.venv/bin/pytest -q
