@@ -81,6 +81,10 @@ def _run(where: torch.Tensor, launches: Iterable[Launch]) -> None:
             kernels.launch(launch, stream)
 
 
+def _writes_only(*_arguments: object) -> None:
+    """The fake of every operator that writes into what it is given and returns nothing."""
+
+
 def _require(condition: bool, text: str) -> None:
     if not condition:
         raise KernelError(text)
@@ -161,17 +165,7 @@ def _(
     torch_reference.kv_cache_write(kv_cache, key[:rows], value[:rows], slots, kv_format, key_scale, value_scale)
 
 
-@kv_cache_write.register_fake
-def _(
-    kv_cache: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slots: torch.Tensor,
-    kv_format: str,
-    key_scale: float,
-    value_scale: float,
-) -> None:
-    return None
+kv_cache_write.register_fake(_writes_only)
 
 
 # ---------------------------------------------------------------- attention
@@ -312,21 +306,7 @@ def _(
     )
 
 
-@decode_attention.register_fake
-def _(
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    lengths: torch.Tensor,
-    kv_format: str,
-    softmax_scale: float,
-    key_scale: float,
-    value_scale: float,
-    window: int,
-) -> None:
-    return None
+decode_attention.register_fake(_writes_only)
 
 
 @torch.library.custom_op("sm70::verify_attention", mutates_args=("out", "workspace"), device_types="cuda")
@@ -386,23 +366,7 @@ def _(
     )
 
 
-@verify_attention.register_fake
-def _(
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    lengths: torch.Tensor,
-    kv_format: str,
-    queries: int,
-    causal: bool,
-    softmax_scale: float,
-    key_scale: float,
-    value_scale: float,
-    window: int,
-) -> None:
-    return None
+verify_attention.register_fake(_writes_only)
 
 
 @functools.lru_cache(maxsize=64)
@@ -520,24 +484,7 @@ def _(
         )
 
 
-@prefill_attention.register_fake
-def _(
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    work: torch.Tensor,
-    kv_format: str,
-    queries: Sequence[int],
-    lengths: Sequence[int],
-    causal: bool,
-    softmax_scale: float,
-    key_scale: float,
-    value_scale: float,
-    window: int,
-) -> None:
-    return None
+prefill_attention.register_fake(_writes_only)
 
 
 # ---------------------------------------------------------------- NVFP4 linears
