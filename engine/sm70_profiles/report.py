@@ -57,6 +57,17 @@ class RouteCount(ReportPart):
     fallback: bool = False
 
 
+class FallbackCount(ReportPart):
+    """Dispatches of a fallback route for one reason; the same dispatches are in the route's own row."""
+
+    route: Word
+    stage: Stage
+    reason: Word
+    """A `sm70_profiles.routes.FallbackReason`; a newer engine may know others."""
+    dispatches: int = Field(ge=0)
+    captures: int = Field(default=0, ge=0)
+
+
 class EngineFacts(ReportPart):
     build: Word
     vllm: Word
@@ -205,6 +216,8 @@ class AccelerationReport(ReportPart):
     summary: Summary
     compile_cache: CompileCacheReport | None = None
     routes: tuple[RouteCount, ...] = Field(default=(), max_length=1024)
+    fallbacks: tuple[FallbackCount, ...] = Field(default=(), max_length=1024)
+    """Why fallback routes are taken: a row a route, stage and reason, those of this engine with zero as well."""
     worker_facts: dict[Word, Word | int | None] = Field(default_factory=dict, max_length=64)
     """Facts that only a worker knows (the real block sizes), by RPC; the view is the worker's of rank 0."""
     settled: tuple[SettledValue, ...] = Field(default=(), max_length=64)

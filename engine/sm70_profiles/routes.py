@@ -14,6 +14,41 @@ class Stage(StrEnum):
     DRAFT = "draft"
 
 
+class FallbackReason(StrEnum):
+    """Why a dispatch takes no accelerated path: a label of `sm70_route_fallback_total`."""
+
+    KV_DTYPE = "kv_dtype"
+    NO_PREFILL_KERNEL = "no_prefill_kernel"
+    PREFILL_HEAD_DIM = "prefill_head_dim"
+    LENGTHS_UNKNOWN = "lengths_unknown"
+    TOO_MANY_ROWS = "too_many_rows"
+    VERIFIER_HEAD_DIM = "verifier_head_dim"
+    BACKEND_NOT_CHOSEN = "backend_not_chosen"
+    WEIGHTS_OUTSIDE_CONTRACT = "weights_outside_contract"
+    NOT_FUSED = "not_fused"
+    NO_KERNEL = "no_kernel"
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    FallbackReason.KV_DTYPE: "the KV cache has another type than the recipe's",
+    FallbackReason.NO_PREFILL_KERNEL: "no prefill kernel is in this build",
+    FallbackReason.PREFILL_HEAD_DIM: "the prefill kernel takes a head dimension of 128 or 256",
+    FallbackReason.LENGTHS_UNKNOWN: (
+        "the prefill kernel needs every length on the host, and a graph or vLLM's metadata has none"
+    ),
+    FallbackReason.TOO_MANY_ROWS: "query heads per KV head times queries exceed the verifier's tile",
+    FallbackReason.VERIFIER_HEAD_DIM: "the verifier takes a head dimension of 128 or 256",
+    FallbackReason.BACKEND_NOT_CHOSEN: "FLASH_ATTN_V100 refuses the layer, or another backend was asked for",
+    FallbackReason.WEIGHTS_OUTSIDE_CONTRACT: "the kernels refuse the weights: their shape or scales",
+    FallbackReason.NOT_FUSED: "gate and up cannot share a launch with their activation",
+    FallbackReason.NO_KERNEL: "this build has no kernel of its own for the operation",
+}
+
+
 class Route(Document):
     """One way to execute an operation."""
 
@@ -26,6 +61,8 @@ class Route(Document):
     """What a call must look like to take this route; other calls take a route that admits them."""
     counters: tuple[str, ...] = ()
     """Names under which the 1.5 engine counts the same work, for comparing logs."""
+    reasons: tuple[FallbackReason, ...] = ()
+    """Of a fallback: why it may be taken; a dispatch that names none is counted under the first."""
 
     @property
     def fallback(self) -> bool:
@@ -60,6 +97,7 @@ _REFERENCE = (
         path=None,
         stages=_EVERY,
         description="Paged attention of the CPU lane over an E5M2 KV cache: served, but not the recipe's path.",
+        reasons=(FallbackReason.KV_DTYPE,),
     ),
     Route(
         name="gdn_reference",
@@ -159,8 +197,10 @@ _ATTENTION = (
         name="prefill_fp8_bridge",
         path="fp8_prefill_bridge",
         stages=(Stage.PREFILL,),
-        description="Expands an FP8 prefix into FP16 pages that all layers share.",
-        contract="E4M3 or E5M2 pages; head size 256; rows beyond the length are zeroed to the next 16",
+        description="Expands an FP8 context once a chunk into FP16 rows of a workspace that all layers share; "
+        "counted beside the prefill route that reads them.",
+        contract="E4M3 or E5M2 pages; head size 128 or 256; at least 1024 queries after at least 8192 cached tokens; "
+        "no window; the context fits into the reserved workspace; rows beyond the length are zeroed to the next 16",
         counters=("prefill_prefix_fp8_e4m3_bridge", "prefill_prefix_fp8_e5m2_bridge"),
     ),
     Route(
@@ -184,6 +224,13 @@ _ATTENTION = (
         stages=(*_ALL, Stage.DRAFT),
         description="Each query as a sequence of its own through the decode kernel: right, but reads all pages.",
         contract="taken where no prefill kernel is built, or a segment exceeds the verifier's tile",
+        reasons=(
+            FallbackReason.NO_PREFILL_KERNEL,
+            FallbackReason.PREFILL_HEAD_DIM,
+            FallbackReason.LENGTHS_UNKNOWN,
+            FallbackReason.TOO_MANY_ROWS,
+            FallbackReason.VERIFIER_HEAD_DIM,
+        ),
     ),
     Route(
         name="attention_triton",
@@ -191,6 +238,7 @@ _ATTENTION = (
         stages=(*_ALL, Stage.DRAFT),
         description="vLLM's Triton attention: right, and without tensor cores on compute capability 7.0.",
         counters=("prefill_triton_safe", "unsupported_triton_fallback", "dflash_draft_triton_fallback"),
+        reasons=(FallbackReason.BACKEND_NOT_CHOSEN,),
     ),
 )
 _LINEAR = (
@@ -200,6 +248,13 @@ _LINEAR = (
         stages=_STEP,
         description="NVFP4 GEMM for few rows: codes and byte scales as they lie.",
         contract="1 to 64 rows; K a multiple of 64, N of 8; FP16 activations",
+    ),
+    Route(
+        name="nvfp4_gated",
+        path="nvfp4_decode",
+        stages=_STEP,
+        description="NVFP4 gate and up in one launch for few rows, silu(gate) times up before anything is rounded.",
+        contract="1 to 64 rows; K a multiple of 64, gate and up as many columns each, a multiple of 8; no bias",
     ),
     Route(
         name="nvfp4_packed_prefill",
@@ -254,12 +309,21 @@ _LINEAR = (
         path=None,
         stages=_ALL,
         description="Weights unpacked to the compute dtype for every call.",
+        reasons=(FallbackReason.WEIGHTS_OUTSIDE_CONTRACT,),
+    ),
+    Route(
+        name="swiglu_separate",
+        path=None,
+        stages=_ALL,
+        description="silu(gate) times up of NVFP4 layers as an operation of its own, after gate and up were rounded.",
+        reasons=(FallbackReason.NOT_FUSED,),
     ),
     Route(
         name="lm_head_fp16",
         path=None,
         stages=_ALL,
         description="LM head in FP16.",
+        reasons=(FallbackReason.NO_KERNEL,),
     ),
 )
 _REST = (
@@ -289,6 +353,7 @@ _REST = (
         path=None,
         stages=_ALL,
         description="vLLM's Triton gated delta net.",
+        reasons=(FallbackReason.NO_KERNEL,),
     ),
     Route(
         name="verify_sparse_rejection",
@@ -308,6 +373,7 @@ _REST = (
         path=None,
         stages=(Stage.VERIFY,),
         description="Rejection sampling over the whole vocabulary.",
+        reasons=(FallbackReason.NO_KERNEL,),
     ),
     Route(
         name="all_reduce_one_shot",
@@ -321,6 +387,7 @@ _REST = (
         path=None,
         stages=_ALL,
         description="All-reduce through NCCL.",
+        reasons=(FallbackReason.NO_KERNEL,),
     ),
 )
 ROUTES = {route.name: route for route in (*_REFERENCE, *_ATTENTION, *_LINEAR, *_REST)}

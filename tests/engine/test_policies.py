@@ -44,8 +44,9 @@ def test_a_bad_model_serves_and_fails_the_judge_and_a_disabled_path_keeps_it_unr
     assert not [route for route, _ in counts if route == "attention_e4m3_reference"]
     metrics = server.http.get("/metrics").text
     assert 'sm70_acceleration_path{path="reference_attention_e4m3",state="disabled"} 1.0' in metrics
-    fallbacks = sum(count for (route, _), count in counts.items() if route == "attention_e5m2_reference")
-    assert f"sm70_route_fallback_total {float(fallbacks)}" in metrics
+    decoded = float(counts["attention_e5m2_reference", Stage.DECODE])
+    labels = 'reason="kv_dtype",route="attention_e5m2_reference",stage="decode"'
+    assert f"sm70_route_fallback_total{{{labels}}} {decoded}" in metrics
 
     # The engine's process dies; stock vLLM would end with 0.
     os.kill(int(server.report().worker_facts["pid"] or 0), signal.SIGKILL)

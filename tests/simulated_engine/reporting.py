@@ -15,7 +15,7 @@ from sm70_engine.serve.launch import Launch
 from sm70_engine.session import Session, SessionFolder
 from sm70_profiles.identity import CompileCacheIdentity
 from sm70_profiles.profile import EngineFlavour
-from sm70_profiles.report import AccelerationReport, PathReport, PathState, RouteCount, StartupPhase
+from sm70_profiles.report import AccelerationReport, FallbackCount, PathReport, PathState, RouteCount, StartupPhase
 from sm70_profiles.routes import ROUTES, Stage
 from sm70_profiles.rules import Capabilities, summarize
 
@@ -91,9 +91,15 @@ class Reporter:
             RouteCount(route=name, stage=stage, dispatches=count, fallback=ROUTES[name].fallback)
             for (name, stage), count in (zeros | self.counts).items()
         )
-        found = build_report(
-            self.session, self.session.settings, capabilities, rows, self.environment, self._facts(), folder=self.folder
+        fallbacks = tuple(
+            FallbackCount(route=row.route, stage=row.stage, reason=reason, dispatches=0 if index else row.dispatches)
+            for row in rows
+            for index, reason in enumerate(ROUTES[row.route].reasons)
         )
+        found = build_report(
+            self.session, self.session.settings, capabilities, rows, self.environment, self._facts(),
+            folder=self.folder, fallbacks=fallbacks,
+        )  # fmt: skip
         return self._overlaid(found)
 
     def blocking(self) -> PathReport | None:

@@ -20,6 +20,7 @@ from sm70_profiles.report import (
     DeviceFacts,
     EffectiveConfiguration,
     EngineFacts,
+    FallbackCount,
     PathReport,
     PathState,
     ProfileFacts,
@@ -75,6 +76,7 @@ def build_report(
     worker_facts: Mapping[str, str | int | None] | None = None,
     cuda: str | None = None,
     folder: SessionFolder | None = None,
+    fallbacks: tuple[FallbackCount, ...] = (),
 ) -> AccelerationReport:
     """The report of now. `settings` are those that the paths are judged by."""
     profile = session.request.profile
@@ -98,6 +100,7 @@ def build_report(
             or row.captures
             or (ROUTES[row.route].path in possible and row.stage in ROUTES[row.route].stages and row.stage in stages)
         ),
+        fallbacks=tuple(row for row in fallbacks if _may_fall_back(row, session.flavour)),
         worker_facts=dict(worker_facts or {}),
         settled=settled_values(settings, worker_facts or {}),
         capacity=capacity_of(worker_facts or {}),
@@ -105,6 +108,13 @@ def build_report(
         checkpoints=session.checkpoints,
         observed_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
+
+
+def _may_fall_back(row: FallbackCount, flavour: EngineFlavour) -> bool:
+    """Whether the row is shown with zero too: a rule that watches a series must see its first dispatch as a change."""
+    of_cpu = row.route.endswith("_reference")
+    usual = row.stage in ROUTES[row.route].stages and of_cpu == (flavour is EngineFlavour.CPU)
+    return usual or row.dispatches > 0 or row.captures > 0
 
 
 def _switches(session: Session) -> dict[str, str]:

@@ -15,19 +15,23 @@ import mmap
 import os
 from collections.abc import Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm70_profiles.report import RouteCount
-from sm70_profiles.routes import ROUTES, Stage
+from sm70_profiles.report import FallbackCount, RouteCount
+from sm70_profiles.routes import ROUTES, FallbackReason, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC = b"SM70RC01"
 MAX_PROCESSES = 128
-_CELLS = tuple((route.name, stage) for route in ROUTES.values() for stage in Stage)
+_CELLS: tuple[tuple[str, Stage, FallbackReason | None], ...] = tuple(
+    (route.name, stage, reason) for route in ROUTES.values() for stage in Stage for reason in route.reasons or (None,)
+)
 _INDEX = {cell: number for number, cell in enumerate(_CELLS)}
+_FIRST_REASON = {route.name: (route.reasons or (None,))[0] for route in ROUTES.values()}
 _CATALOGUE = hashlib.sha256(repr(_CELLS).encode()).digest()[:8]
 # The file: magic, catalogue, number of columns in use; then a column a process of (dispatches, captures) a cell.
 _HEADER_WORDS = 3
@@ -78,21 +82,42 @@ class Column:
         self._words[self._start + 2 * cell + capture] += 1
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What all processes of a server have counted, dead or alive, added up."""
+
+    routes: tuple[RouteCount, ...]
+    """A row a route and stage."""
+    fallbacks: tuple[FallbackCount, ...]
+    """A row a fallback route, stage and reason."""
+
+
 def read_counters(path: Path) -> tuple[RouteCount, ...]:
-    """The counts of all processes, dead or alive, added up: one row a route and stage. Raises CountersError."""
+    """One row a route and stage. Raises CountersError."""
+    return read_counts(path).routes
+
+
+def read_counts(path: Path) -> Counts:
+    """Everything that was counted. Raises CountersError."""
     with _open(path) as descriptor:
         words = memoryview(os.pread(descriptor, _BYTES, 0)).cast("Q")
     columns = [_HEADER_WORDS + number * _COLUMN_WORDS for number in range(min(words[2], MAX_PROCESSES))]
-    return tuple(
-        RouteCount(
-            route=route,
-            stage=stage,
-            dispatches=sum(words[column + 2 * cell] for column in columns),
-            captures=sum(words[column + 2 * cell + 1] for column in columns),
-            fallback=ROUTES[route].fallback,
-        )
-        for cell, (route, stage) in enumerate(_CELLS)
+    sums: dict[tuple[str, Stage], tuple[int, int]] = {}
+    fallbacks = []
+    for cell, (route, stage, reason) in enumerate(_CELLS):
+        dispatches = sum(words[column + 2 * cell] for column in columns)
+        captures = sum(words[column + 2 * cell + 1] for column in columns)
+        before = sums.get((route, stage), (0, 0))
+        sums[route, stage] = before[0] + dispatches, before[1] + captures
+        if reason is not None:
+            fallbacks.append(
+                FallbackCount(route=route, stage=stage, reason=reason, dispatches=dispatches, captures=captures)
+            )
+    rows = (
+        RouteCount(route=route, stage=stage, dispatches=dispatches, captures=captures, fallback=ROUTES[route].fallback)
+        for (route, stage), (dispatches, captures) in sums.items()
     )
+    return Counts(tuple(rows), tuple(fallbacks))
 
 
 _column: Column | None = None
@@ -119,19 +144,23 @@ def set_captured_stages(stages: Iterable[Stage]) -> None:
     _captured = tuple(stages)
 
 
-def count(route: str, stages: tuple[Stage, ...] | None = None, capture: bool = False) -> None:
+def count(
+    route: str, stages: tuple[Stage, ...] | None = None, capture: bool = False, reason: FallbackReason | None = None
+) -> None:
     """Counts one dispatch of a route: once for each stage that the running batch holds (or for `stages`).
 
-    Warm-up runs belong to no stage and are not counted. Nothing is counted in a process that is not attached.
+    reason: of a fallback, one of the route's; by default its first. Warm-up runs belong to no stage and are not
+    counted. Nothing is counted in a process that is not attached.
     """
     if _column is None:
         return
     chosen = _captured if capture else _stages
+    why = reason or _FIRST_REASON[route]
     for stage in chosen if stages is None else stages:
-        _column.add(_INDEX[route, stage], capture)
+        _column.add(_INDEX[route, stage, why], capture)
 
 
-def count_now(route: str, stage: Stage, capture: bool) -> None:
+def count_now(route: str, stage: Stage, capture: bool, reason: FallbackReason | None = None) -> None:
     """Counts one dispatch for a stage that the caller knows; nothing in warm-up runs, which are no batch."""
     if capture or _stages:
-        count(route, (stage,), capture)
+        count(route, (stage,), capture, reason)

@@ -29,14 +29,17 @@ def series(report: AccelerationReport) -> Iterator[Metric]:
     dispatches = CounterMetricFamily(
         "sm70_route_dispatch", f"Dispatches of a route, summed over workers. {REPLAYS}", labels=["route", "stage"]
     )
-    fallbacks = 0
     for row in report.routes:
         dispatches.add_metric([row.route, row.stage], row.dispatches)
-        fallbacks += row.dispatches if row.fallback else 0
     yield dispatches
-    yield CounterMetricFamily(
-        "sm70_route_fallback", f"Dispatches of routes that are no accelerated path. {REPLAYS}", value=fallbacks
+    fallbacks = CounterMetricFamily(
+        "sm70_route_fallback",
+        f"Dispatches of routes that are no accelerated path, by reason. {REPLAYS}",
+        labels=["route", "stage", "reason"],
     )
+    for fallback in report.fallbacks:
+        fallbacks.add_metric([fallback.route, fallback.stage, fallback.reason], fallback.dispatches)
+    yield fallbacks
     cache = report.compile_cache
     if cache is not None:
         for name, when, value in (

@@ -57,7 +57,8 @@ SERVED: dict[str, Served] = {
     "prefill_gqa_fp32": Served(("prefill_e4m3_d256", "prefill_combine_e4m3"), ("prefill", f"e4m3 {_PREFILL}")),
     "prefill_bm32_paged": Served(("prefill_f16_d256", "prefill_combine_f16"), ("prefill", f"f16 {_PREFILL}")),
     "prefill_fp8_bridge": Served(("prefill_bridge_",)),
-    "nvfp4_qpn2": Served(("linear_", "swiglu_", "chain_"), ("nvfp4_linear", "M8 N8704 K5120")),
+    "nvfp4_qpn2": Served(("linear_", "chain_"), ("nvfp4_linear", "M8 N8704 K5120")),
+    "nvfp4_gated": Served(("swiglu_",)),
     "nvfp4_packed_prefill": Served(("nvfp4_expand", "silu_times"), None, "and cuBLAS: FP16 in, FP32 sums"),
     "nvfp4_batch": Served(
         ("linear_8", "swiglu_8"), ("nvfp4_linear", "M64 N8704 K5120"), "65 to 128 rows: two launches"

@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 from sm70_engine.acceleration.capabilities import capabilities
 from sm70_engine.acceleration.enforce import enforce
 from sm70_engine.acceleration.report import blocking_path, build_report
-from sm70_engine.acceleration.routes import read_counters
+from sm70_engine.acceleration.routes import read_counts
 from sm70_engine.plugin.effective import effective_settings
 from sm70_engine.plugin.metrics import attach_metrics
 from sm70_engine.plugin.phases import enter_phase
@@ -48,15 +48,17 @@ class Observer:
     def report(self) -> AccelerationReport:
         """The report of now, with the workers' facts if they were asked for before."""
         settings = effective_settings(self._session.settings, self._engine.vllm_config)
+        counts = read_counts(self._folder.counters)
         return build_report(
             self._session,
             settings,
             capabilities(self._session, os.environ),
-            read_counters(self._folder.counters),
+            counts.routes,
             os.environ,
             self._facts,
             torch.version.cuda,
             self._folder,
+            counts.fallbacks,
         )
 
     def started(self) -> None:

@@ -29,6 +29,7 @@ from sm70_profiles.report import (
     AccelerationReport,
     CacheState,
     CapacityReport,
+    FallbackCount,
     PathReport,
     PathState,
     RouteCount,
@@ -38,7 +39,7 @@ from sm70_profiles.report import (
     parse_report,
 )
 from sm70_profiles.resolver import Facts, ServeRequest, resolve
-from sm70_profiles.routes import ROUTES, Stage
+from sm70_profiles.routes import ROUTES, FallbackReason, Stage
 from sm70_profiles.spec import Acceleration, AccelerationPolicy, AllowedDisabledPath, KvCacheDtype, Overrides
 
 OPERATORS = ("attention", "gdn", "nvfp4_linear")
@@ -70,10 +71,13 @@ def session(**overrides: object) -> Session:
 
 
 def report(
-    counts: tuple[RouteCount, ...] = (), environment: dict[str, str] | None = None, **overrides: object
+    counts: tuple[RouteCount, ...] = (),
+    environment: dict[str, str] | None = None,
+    fallbacks: tuple[FallbackCount, ...] = (),
+    **overrides: object,
 ) -> AccelerationReport:
-    found = session(**overrides)
-    return build_report(found, found.settings, capabilities(found, environment or {}), counts, environment or {})
+    found, around = session(**overrides), environment or {}
+    return build_report(found, found.settings, capabilities(found, around), counts, around, fallbacks=fallbacks)
 
 
 def test_the_profiles_paths_are_enabled_and_the_gpus_are_not_pretended() -> None:
@@ -109,6 +113,16 @@ def test_routes_that_may_run_are_shown_with_zero_and_others_only_when_they_ran()
     assert "attention_e5m2_reference" not in shown
     ran = RouteCount(route="attention_e5m2_reference", stage=Stage.DECODE, dispatches=3, fallback=True)
     assert ran in report((ran,)).routes
+
+
+def test_reasons_of_another_engines_fallbacks_are_shown_only_when_they_were_taken() -> None:
+    def row(route: str, reason: FallbackReason, dispatches: int) -> FallbackCount:
+        return FallbackCount(route=route, stage=Stage.DECODE, reason=reason, dispatches=dispatches)
+
+    own = row("attention_e5m2_reference", FallbackReason.KV_DTYPE, 0)
+    idle = row("attention_triton", FallbackReason.BACKEND_NOT_CHOSEN, 0)
+    taken = row("gdn_triton", FallbackReason.NO_KERNEL, 2)
+    assert report(fallbacks=(own, idle, taken)).fallbacks == (own, taken)
 
 
 def test_the_log_names_every_path_with_its_reason() -> None:
@@ -155,7 +169,12 @@ def test_the_series_are_those_that_dashboards_know() -> None:
     assert generate_latest(registry) == b""  # the engine is not there yet
     started = StartupReport(phase=StartupPhase.SERVING, since="now", seconds={StartupPhase.LOADING_WEIGHTS: 2.5})
     held = CapacityReport(kv_tokens=4096, block_size=16, max_model_len=4096, residents_at_max_len=1)
-    now.append(report(counts).model_copy(update={"startup": started, "capacity": held}))
+    reason = FallbackReason.KV_DTYPE
+    why = tuple(
+        FallbackCount(route="attention_e5m2_reference", stage=stage, reason=reason, dispatches=dispatches)
+        for stage, dispatches in ((Stage.PREFILL, 3), (Stage.DECODE, 0))
+    )
+    now.append(report(counts, fallbacks=why).model_copy(update={"startup": started, "capacity": held}))
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
@@ -165,7 +184,9 @@ def test_the_series_are_those_that_dashboards_know() -> None:
     assert samples["sm70_acceleration_path", "disabled", "reference_gdn"] == 0
     assert samples["sm70_route_dispatch_total", "decode", "gdn_reference"] == 7
     assert samples["sm70_route_dispatch_total", "attention_e5m2_reference", "prefill"] == 3
-    assert samples[("sm70_route_fallback_total",)] == 3
+    # With zero before the first one, so that a rule on its increase sees it.
+    assert samples["sm70_route_fallback_total", "attention_e5m2_reference", "kv_dtype", "prefill"] == 3
+    assert samples["sm70_route_fallback_total", "attention_e5m2_reference", "decode", "kv_dtype"] == 0
     assert samples[("sm70_compile_cache_files_added",)] == 0
     assert samples["sm70_compile_cache_state", "Off"] == 1
     assert samples["sm70_compile_cache_state", "Warm"] == 0

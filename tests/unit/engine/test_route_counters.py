@@ -18,9 +18,10 @@ from sm70_engine.acceleration.routes import (
     count,
     create_counters,
     read_counters,
+    read_counts,
     set_stages,
 )
-from sm70_profiles.routes import Stage
+from sm70_profiles.routes import ROUTES, FallbackReason, Stage
 
 ROUTE, FALLBACK = "gdn_reference", "attention_e5m2_reference"
 
@@ -51,6 +52,23 @@ def test_a_dispatch_counts_for_every_stage_of_the_batch(counters: Path) -> None:
     assert counted(counters) == {(ROUTE, Stage.PREFILL): 1, (ROUTE, Stage.DECODE): 2, (FALLBACK, Stage.DRAFT): 1}
     fallbacks = {row.route for row in read_counters(counters) if row.dispatches and row.fallback}
     assert fallbacks == {FALLBACK}
+
+
+def test_a_fallback_is_counted_with_its_reason(counters: Path) -> None:
+    attach(counters)
+    rows, first = "attention_rows", ROUTES["attention_rows"].reasons[0]
+    count(rows, (Stage.PREFILL,), reason=FallbackReason.TOO_MANY_ROWS)
+    count(rows, (Stage.PREFILL,), reason=FallbackReason.TOO_MANY_ROWS)
+    count(rows, (Stage.PREFILL,), capture=True)
+    counts = read_counts(counters)
+    why = {(row.reason, row.stage): (row.dispatches, row.captures) for row in counts.fallbacks if row.route == rows}
+    taken = {key: found for key, found in why.items() if any(found)}
+    assert taken == {(FallbackReason.TOO_MANY_ROWS, Stage.PREFILL): (2, 0), (first, Stage.PREFILL): (0, 1)}
+    (row,) = (row for row in counts.routes if (row.route, row.stage) == (rows, Stage.PREFILL))
+    assert (row.dispatches, row.captures) == (2, 1)
+    # Every fallback has a reason that people can read, and nothing else has one.
+    assert all(bool(route.reasons) == route.fallback for route in ROUTES.values())
+    assert all(reason.meaning for reason in FallbackReason)
 
 
 def test_captures_are_counted_apart(counters: Path) -> None:
