@@ -52,7 +52,17 @@ from sm70_profiles.reasons import PathReason
 from sm70_profiles.report import PathReport, PathState, SettledValue, Summary
 from sm70_profiles.settings import KvCacheDtype, Overrides, SpeculationMethod
 
-__all__ = ["RULES", "Capabilities", "Case", "Judgement", "Rule", "judge_paths", "settled_values", "summarize"]
+__all__ = [
+    "RULES",
+    "Capabilities",
+    "Case",
+    "Judgement",
+    "Rule",
+    "judge_paths",
+    "settled_values",
+    "summarize",
+    "switched_off",
+]
 
 
 @dataclass(frozen=True)
@@ -488,6 +498,12 @@ def summarize(paths: Iterable[PathReport]) -> Summary:
     return Summary(enabled=sum(path.state is PathState.ENABLED for path in expected), total=len(expected))
 
 
+def switched_off(path: str, environment: Mapping[str, str]) -> bool:
+    """Whether the user turned the path off by its variable: what the report then says, an engine must do."""
+    rule = next(rule for rule in RULES if rule.path == path)
+    return rule.switch is not None and environment.get(rule.switch, "").lower() in OFF
+
+
 def settled_values(settings: Overrides, worker_facts: Mapping[str, str | int | None]) -> tuple[SettledValue, ...]:
     """Where a worker's value differs from the one that was asked for and judged; labelled with whose view it is."""
     rows = []
@@ -552,6 +568,6 @@ def _missing(rule: Rule, case: Case) -> Judgement:
 
 
 def _switched_off(rule: Rule, case: Case) -> Judgement:
-    if rule.switch is not None and case.capabilities.environment.get(rule.switch, "").lower() in OFF:
+    if switched_off(rule.path, case.capabilities.environment):
         return PathReason.USER_OVERRIDE, f"{rule.switch} is 0"
     return None

@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
 import numpy as np
 import torch
 
-from sm70_engine.kernels import torch_ops, torch_reference, torch_weights
+from sm70_engine.kernels import torch_bridge, torch_ops, torch_reference, torch_weights
+from sm70_engine.kernels.prefill import bridge_workspace_bytes
 
 DEVICE = "cuda"
 Made = tuple[Callable[..., torch.Tensor], torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]
@@ -72,8 +73,8 @@ def attention(kv_format: str, dim: int, group: int, queries: int, causal: bool, 
     return run, query, reference
 
 
-def prefill(kv_format: str, dim: int, group: int, window: int) -> Made:
-    """Three sequences: a whole prompt, the rest of one, one token."""
+def prefill(kv_format: str, dim: int, group: int, window: int, bridged: bool = False) -> Made:
+    """Three sequences: a whole prompt, the rest of one, one token. bridged: through FP16 copies of their contexts."""
     torch.manual_seed(dim + group)
     page, heads, queries, lengths = 48, 2, (300, 130, 1), (300, 700, 50)
     blocks = sum(-(-n // page) for n in lengths)
@@ -87,14 +88,22 @@ def prefill(kv_format: str, dim: int, group: int, window: int) -> Made:
     table = table.to(DEVICE)
     scale = 1.0 if kv_format == "f16" else 0.5
     pairs = tuple(zip(queries, lengths, strict=True))
-    work = torch_ops.prefill_work(kv_cache, kv_format, group, pairs, True, window).to(DEVICE)
+    if bridged:
+        work = torch_bridge.bridged_work(kv_cache, kv_format, group, pairs).to(DEVICE)
+    else:
+        work = torch_ops.prefill_work(kv_cache, kv_format, group, pairs, True, window).to(DEVICE)
     size = torch_ops.prefill_workspace_bytes(dim, torch_ops.prepare(DEVICE))
     workspace = torch.zeros(size, dtype=torch.uint8, device=DEVICE)
+    rows = sum(-(-n // 16) * 16 for n in lengths)
+    copy = torch.full((bridge_workspace_bytes(rows, heads, dim),), 0xFF, dtype=torch.uint8, device=DEVICE)
 
     def run(q: torch.Tensor) -> torch.Tensor:
         out = torch.full_like(q, torch.nan)
-        common = (out, workspace, q, kv_cache, table, work, kv_format, queries, lengths, True)
-        torch.ops.sm70.prefill_attention(*common, dim**-0.5, scale, scale, window)
+        common = (q, kv_cache, table, work, kv_format, queries, lengths, True, dim**-0.5, scale, scale)
+        if bridged:
+            torch.ops.sm70.prefill_bridged_attention(out, workspace, copy, *common)
+        else:
+            torch.ops.sm70.prefill_attention(out, workspace, *common, window)
         return out
 
     def reference(q: torch.Tensor) -> torch.Tensor:
@@ -161,6 +170,8 @@ def cases() -> Iterator[tuple[str, Made]]:
         yield f"verify_attention {kv_format} d256 g6 q8", attention(kv_format, 256, 6, 8, True, 0)
         yield f"draft {kv_format} d128 g4 q8", attention(kv_format, 128, 4, 8, False, 128)
         yield f"prefill {kv_format} d256 g6", prefill(kv_format, 256, 6, 0)
+        if kv_format != "f16":
+            yield f"bridged prefill {kv_format} d256 g6", prefill(kv_format, 256, 6, 0, bridged=True)
     for m in (1, 8, 16, 32, 64, 100, 300):
         for gated in (False, True):
             yield f"{'swiglu' if gated else 'linear'} m{m} 520x1024", linear(m, 520, 1024, gated)

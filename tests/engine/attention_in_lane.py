@@ -16,17 +16,24 @@ PAGE, HEADS, KV_HEADS, DIM = 16, 8, 2, 128
 
 
 def batch(
-    kv_dtype: str, queries: list[int], context: list[int], causal: bool, window: int = 0, prefill: bool = True
+    kv_dtype: str,
+    queries: list[int],
+    context: list[int],
+    causal: bool,
+    window: int = 0,
+    prefill: bool = True,
+    bridge_rows: int = 0,
 ) -> dict[str, Any]:
     """One step over requests with these numbers of queries and of tokens before them."""
     import torch
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-    from sm70_engine.attention import backend, dispatch
+    from sm70_engine.attention import backend
 
     torch.manual_seed(0)
     workspace = type("Workspace", (), {"tensor": torch.zeros(1 << 24, dtype=torch.uint8)})()
     backend._workspace_for = lambda heads: workspace
+    backend._copy_for = lambda heads: (workspace, bridge_rows)
     backend._note_refusals = lambda heads: None
     layer = type("Layer", (), {"_k_scale_float": 0.5, "_v_scale_float": 0.25})()
     attention = backend.FlashAttnV100(HEADS, DIM, DIM**-0.5, KV_HEADS, None, window or None, kv_dtype)
@@ -52,7 +59,7 @@ def batch(
         block_table_tensor=table, slot_mapping=slots, causal=causal, seq_lens_cpu_upper_bound=torch.tensor(lengths),
     )  # fmt: skip
     builder = object.__new__(backend.FlashAttnV100Builder)
-    builder._drafted, builder._prefill = 3, prefill
+    builder._drafted, builder._prefill, builder._page, builder._capacity = 3, prefill, PAGE, 512
     metadata = builder.build(0, common)
     query = torch.randn(sum(queries) + 2, HEADS, DIM).half()  # two rows of padding behind the batch
     out = torch.full_like(query, 7.0)
@@ -78,11 +85,12 @@ def batch(
         want = torch.einsum("hqk,khd->qhd", score.softmax(-1), v)
         worst = max(worst, float((out[starts[row] : starts[row + 1]].float() - want).abs().max()))
         first += length
-    choices = [dispatch.choose(attention.heads, s.queries, metadata.given) for s in metadata.segments]
+    choices = [part.choice for part in metadata.parts_of(attention.heads)]
     return {
         "error": worst,
         "padding": float((out[-2:] - 7.0).abs().max()),
         "routes": sorted({f"{choice.route}/{choice.stage}" for choice in choices}),
+        "bridged": [choice.bridged for choice in choices],
     }
 
 
@@ -178,10 +186,15 @@ def operators() -> dict[str, float]:
 def main() -> None:
     missing, settled = become_sm70(), configuration(sys.argv[1])
     mixed = ([1, 1, 4, 37, 80], [40, 0, 96, 0, 23])
+    from sm70_engine.attention import dispatch
+
+    dispatch.BRIDGE_PREFIX, dispatch.BRIDGE_QUERIES = 20, 32  # so that a small batch reaches the bridge
     result = {
         "fp16": batch("float16", *mixed, causal=True),
         "e4m3": batch("fp8", *mixed, causal=True),
         "without prefill": batch("fp8", *mixed, causal=True, prefill=False),
+        "bridged e4m3": batch("fp8", *mixed, causal=True, bridge_rows=128),
+        "bridged e5m2": batch("fp8_e5m2", *mixed, causal=True, bridge_rows=128),
         "e5m2": batch("fp8_e5m2", *mixed, causal=True),
         "window": batch("float16", *mixed, causal=True, window=20),
         "draft": batch("float16", [4, 4, 4], [0, 30, 100], causal=False, window=20),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sm70_engine.kernels import checks, repack, torch_ops, torch_reference, torch_weights
+from sm70_engine.kernels import checks, repack, torch_bridge, torch_ops, torch_reference, torch_weights
 from sm70_engine.kernels.checks import AttentionCase
 from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.plans import CacheLayout, KvFormat
@@ -67,14 +67,16 @@ def attention() -> dict[str, float]:
     return found
 
 
-def prefill() -> float:
-    """Two sequences, one with a prefix: each query as the decode of the context up to it."""
+def prefill() -> tuple[float, float]:
+    """Two sequences, one with a prefix: each query as the decode of the context up to it; directly and bridged."""
     case = AttentionCase(KvFormat.E4M3, 128, 2, (40, 7), 16, 1, heads=2)
     data = checks.attention_data(case)
     kv_cache, table = cache_view(data.layout, data.cache), torch.from_numpy(data.table)
     queries, lengths, scale = (9, 7), (40, 7), 128**-0.5
     query = torch.randn(16, 4, 128, generator=torch.Generator().manual_seed(1)).half()
-    work = torch_ops.prefill_work(kv_cache, "e4m3", 2, tuple(zip(queries, lengths, strict=True)))
+    sequences = tuple(zip(queries, lengths, strict=True))
+    work = torch_ops.prefill_work(kv_cache, "e4m3", 2, sequences)
+    assert torch_bridge.bridged_work(kv_cache, "e4m3", 2, sequences).numel() == work.numel() == 0
     out, workspace = torch.full_like(query, torch.nan), torch.zeros(1, dtype=torch.uint8)
     arguments = (out, workspace, query, kv_cache, table, work, "e4m3", queries, lengths, True, scale, 1.0, 1.0, 0)
     torch.ops.sm70.prefill_attention(*arguments)
@@ -83,7 +85,15 @@ def prefill() -> float:
     want, tables = torch.empty_like(out), torch.stack([table[i] for i, _ in rows])
     sizes = torch.tensor([length for _, length in rows], dtype=torch.int32)
     torch.ops.sm70.decode_attention(want, workspace, query, kv_cache, tables, sizes, "e4m3", scale, 1.0, 1.0, 0)
-    return float((out - want).abs().max())
+    bridged, copy = torch.full_like(query, torch.nan), torch.zeros(2 * 64 * 2 * 128 * 2, dtype=torch.uint8)
+    through = (
+        bridged, workspace, copy, query, kv_cache, table, work, "e4m3", queries, lengths, True, scale, 1.0, 1.0,
+    )  # fmt: skip
+    torch.ops.sm70.prefill_bridged_attention(*through)
+    torch.library.opcheck(torch.ops.sm70.prefill_bridged_attention, through)
+    short = (*through[:2], copy[:-1], *through[3:])
+    assert "the copy must have" in refusal(lambda: torch.ops.sm70.prefill_bridged_attention(*short))
+    return float((out - want).abs().max()), float((bridged - want).abs().max())
 
 
 def cache_write() -> dict[str, bool]:

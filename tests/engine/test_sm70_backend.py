@@ -59,5 +59,9 @@ def test_a_mixed_batch_is_attended_to_as_torch_does(found: dict[str, Any]) -> No
     assert batches["e4m3"]["routes"] == [others[0], "prefill_packed/prefill", others[1]]
     # A build without the prefill kernel says so by the name of a fallback.
     assert batches["without prefill"]["routes"] == ["attention_rows/prefill", *others]
+    # Only the last prompt has a prefix that is long enough; it is attended to through the FP16 copy.
+    for name in ("bridged e4m3", "bridged e5m2"):
+        assert batches[name]["bridged"] == [False, False, False, True], name
+    assert not any(batches["e4m3"]["bridged"])
     assert batches["draft"]["routes"] == ["draft_window/draft"]
     assert batches["wide draft"]["routes"] == ["attention_rows/draft"]

@@ -10,9 +10,10 @@ workspace that is made with the layers, before memory is profiled.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,9 @@ from vllm.v1.attention.backend import (
 
 from sm70_engine.acceleration.routes import count_now
 from sm70_engine.attention.dispatch import (
+    BRIDGE,
+    BRIDGE_PREFIX,
+    BRIDGE_QUERIES,
     HEAD_DIMS,
     MAX_GROUP,
     Given,
@@ -37,14 +41,16 @@ from sm70_engine.attention.dispatch import (
     Part,
     Segment,
     choose,
+    copied_rows,
     kv_format,
     parts,
     segments,
 )
 from sm70_engine.attention.present import operators_present
-from sm70_engine.kernels import torch_ops
+from sm70_engine.kernels import torch_bridge, torch_ops
 from sm70_engine.kernels.plans import VERIFY_TILES, KvFormat
-from sm70_engine.kernels.prefill import PREFILL_DIMS
+from sm70_engine.kernels.prefill import PREFILL_DIMS, bridge_workspace_bytes
+from sm70_profiles.rules import switched_off
 
 NAME = "FLASH_ATTN_V100"
 MAX_ROWS = 256
@@ -63,6 +69,12 @@ def capturing() -> bool:
 def has_prefill() -> bool:
     """Whether the prefill kernels are among this build's objects."""
     return "splitd_prefill" in operators_present()
+
+
+@cache
+def has_bridge() -> bool:
+    """Whether FP8 contexts are expanded: the kernels are there and the user did not turn the path off."""
+    return "fp8_prefill_bridge" in operators_present() and not switched_off("fp8_prefill_bridge", os.environ)
 
 
 @dataclass
@@ -86,7 +98,7 @@ class FlashAttnV100Metadata:
     def parts_of(self, heads: Heads) -> tuple[Part, ...]:
         """The calls of this step for layers of this shape; the same for all of them."""
         if heads not in self._parts:
-            self._parts[heads] = parts(heads, self.segments, self.given)
+            self._parts[heads] = parts(heads, self.segments, self.given, self.lengths)
         return self._parts[heads]
 
     def schedule_of(self, heads: Heads, part: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -122,6 +134,9 @@ class FlashAttnV100Builder(AttentionMetadataBuilder[FlashAttnV100Metadata]):  # 
         speculative = vllm_config.speculative_config
         self._drafted = int(speculative.num_speculative_tokens or 0) if speculative is not None else 0
         self._prefill = has_prefill()
+        tail, long = (not switched_off(path, os.environ) for path in ("scalar_tail", "long_context"))
+        self._page = int(kv_cache_spec.block_size) if tail else 0
+        self._capacity = int(vllm_config.model_config.max_model_len) if long else 0
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(
@@ -132,7 +147,7 @@ class FlashAttnV100Builder(AttentionMetadataBuilder[FlashAttnV100Metadata]):  # 
             raise NotImplementedError(f"{NAME}: requests of one batch must all be causal, or none")
         requests, bound = common.num_reqs, common.seq_lens_cpu_upper_bound
         known = bound is not None and not capturing()
-        given = Given(bool(common.causal), self._drafted, self._prefill, known)
+        given = Given(bool(common.causal), self._drafted, self._prefill, known, self._page, self._capacity)
         return FlashAttnV100Metadata(
             num_actual_tokens=common.num_actual_tokens,
             query_start_loc=common.query_start_loc,
@@ -230,6 +245,8 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
         form = kv_format(kv_cache_dtype)
         self.heads = Heads(head_size, group, self.num_kv_heads, form, sliding_window or 0)
         self._workspace = _workspace_for(self.heads)
+        self._copy, rows = _copy_for(self.heads)
+        self.heads = replace(self.heads, bridge_rows=rows)
         _note_refusals(self.heads)
 
     # ------------------------------------------------------------ KV cache
@@ -275,7 +292,9 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
             return output.fill_(0)
         view, scales = self._view(kv_cache), self._scales(layer)
         for part in attn_metadata.parts_of(self.heads):
-            count_now(part.choice.route, part.choice.stage, capturing())
+            count_now(part.choice.route, part.choice.stage, capturing(), part.choice.refusal)
+            if part.choice.bridged:
+                count_now(BRIDGE, part.choice.stage, capturing())
             first, last = part.segments[0], part.segments[-1]
             tokens = slice(first.token, last.token + last.count * last.queries)
             _Call(self, query[tokens], output[tokens], view, attn_metadata, part, scales).run()
@@ -284,6 +303,10 @@ class FlashAttnV100(AttentionImpl):  # type: ignore[misc]
     @property
     def workspace(self) -> torch.Tensor:
         return self._workspace.tensor
+
+    @property
+    def copy(self) -> torch.Tensor:
+        return self._copy.tensor
 
 
 @dataclass(frozen=True)
@@ -322,14 +345,20 @@ class _Call:
         queries = [segment.queries for segment in self.part.segments for _ in range(segment.count)]
         lengths, form = metadata.lengths[rows], str(heads.kv_format)
 
-        def make() -> torch.Tensor:
-            sequences = tuple(zip(queries, lengths, strict=True))
-            return torch_ops.prefill_work(self.cache, form, heads.group, sequences, True, heads.window)
-
+        sequences, workspace = tuple(zip(queries, lengths, strict=True)), self.layer.workspace[torch_ops.TICKET_BYTES :]
+        if self.part.choice.bridged:
+            make = partial(torch_bridge.bridged_work, self.cache, form, heads.group, sequences)
+            torch_bridge.bridged_attention(
+                self.out, workspace, self.layer.copy, self.query, self.cache, metadata.block_table[rows],
+                metadata.schedule_of(heads, self.part, make), form, queries, lengths, True, self.layer.scale,
+                *self.scales,
+            )  # fmt: skip
+            return
+        make = partial(torch_ops.prefill_work, self.cache, form, heads.group, sequences, True, heads.window)
         torch_ops.prefill_attention(
-            self.out, self.layer.workspace[torch_ops.TICKET_BYTES :], self.query, self.cache,
-            metadata.block_table[rows], metadata.schedule_of(heads, self.part, make), form, queries, lengths, True,
-            self.layer.scale, *self.scales, heads.window,
+            self.out, workspace, self.query, self.cache, metadata.block_table[rows],
+            metadata.schedule_of(heads, self.part, make), form, queries, lengths, True, self.layer.scale, *self.scales,
+            heads.window,
         )  # fmt: skip
 
     def decode(self) -> None:
@@ -398,6 +427,7 @@ class _Workspace:
 
 
 _workspaces: dict[torch.device, _Workspace] = {}
+_copies: dict[torch.device, _Workspace] = {}
 
 
 def _workspace_for(heads: Heads) -> _Workspace:
@@ -416,6 +446,21 @@ def _workspace_for(heads: Heads) -> _Workspace:
     return workspace
 
 
+def _copy_for(heads: Heads) -> tuple[_Workspace, int]:
+    """The memory of expanded contexts, and how many tokens it holds for layers of this shape; 0 where none are.
+
+    Reserved for the longest request that the server admits, before memory is profiled.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    copy = _copies.setdefault(device, _Workspace(device))
+    longest = int(get_current_vllm_config().model_config.max_model_len)
+    admitted = heads.dim in PREFILL_DIMS and heads.kv_format is not KvFormat.F16 and not heads.window
+    if not admitted or longest < BRIDGE_PREFIX + BRIDGE_QUERIES or not has_bridge():
+        return copy, 0
+    copy.reserve(bridge_workspace_bytes(copied_rows(longest), heads.kv_heads, heads.dim))
+    return copy, copied_rows(longest)
+
+
 def _note_refusals(heads: Heads) -> None:
     """What this layer will take a fallback for, whatever is served: said once, before the first request."""
     speculative = get_current_vllm_config().speculative_config
@@ -424,5 +469,5 @@ def _note_refusals(heads: Heads) -> None:
         choice = choose(heads, queries, Given(causal, drafted, has_prefill()))
         name = f"{choice.route}/{choice.stage}"
         if choice.refusal is not None and name not in refusals:
-            refusals[name] = choice.refusal.value
-            logger.info("sm70: %s: %s (%s)", name, choice.refusal.value, heads)
+            refusals[name] = choice.refusal.meaning
+            logger.info("sm70: %s: %s (%s)", name, choice.refusal.meaning, heads)

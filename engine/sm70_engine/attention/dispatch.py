@@ -6,17 +6,24 @@ number of queries; all layers of a step share the segments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sm70_engine.kernels.plans import VERIFY_TILES, KvFormat
 from sm70_engine.kernels.prefill import PREFILL_DIMS
-from sm70_profiles.routes import Stage
+from sm70_profiles.routes import FallbackReason, Stage
 
 HEAD_DIMS = (64, 128, 256)
 MAX_GROUP = 16
 XQA_GROUPS = (4, 6, 8)
+BRIDGE_PREFIX, BRIDGE_QUERIES = 8192, 1024
+"""Cached tokens and queries from which on the FP8 context of a chunk is expanded once instead of for every row tile."""
+LONG_CONTEXT = 262_144
+"""The capacity of a request for which the verifier is counted as the long-context one."""
+LONG_QUERIES = 8
+TAIL_PAGE = 1024
+"""The least page over which a single token of a round is counted as the scalar tail."""
 
 
 class Kernel(StrEnum):
@@ -32,16 +39,6 @@ class Kernel(StrEnum):
     """Every query as a sequence of its own through the decode kernel: right, and reads the context once a query."""
 
 
-class Refusal(StrEnum):
-    """Why a call takes a fallback."""
-
-    NO_PREFILL_KERNEL = "no prefill kernel is in this build"
-    PREFILL_HEAD_DIM = "the prefill kernel takes a head dimension of 128 or 256"
-    LENGTHS_UNKNOWN = "the prefill kernel needs every length on the host, and a graph or vLLM's metadata has none"
-    TOO_MANY_ROWS = "query heads per KV head times queries exceed the verifier's tile"
-    HEAD_DIM = "the verifier takes a head dimension of 128 or 256"
-
-
 @dataclass(frozen=True)
 class Heads:
     """The shape of a layer that contracts ask for."""
@@ -51,6 +48,8 @@ class Heads:
     kv_heads: int
     kv_format: KvFormat
     window: int = 0
+    bridge_rows: int = 0
+    """Tokens whose FP16 copy the reserved workspace holds; 0 where contexts are not expanded."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,10 @@ class Given:
     """Whether this build has the prefill kernel."""
     lengths: bool = True
     """Whether the lengths are known on the host."""
+    page: int = 0
+    """Tokens of a page of the KV cache."""
+    capacity: int = 0
+    """Tokens that a request may have."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,12 @@ class Choice:
     kernel: Kernel
     route: str
     stage: Stage
-    refusal: Refusal | None = None
+    refusal: FallbackReason | None = None
+    bridged: bool = False
+    """Whether the context is expanded first, which is counted as `BRIDGE`."""
+
+
+BRIDGE = "prefill_fp8_bridge"
 
 
 def segments(starts: Sequence[int]) -> tuple[Segment, ...]:
@@ -103,19 +111,21 @@ def segments(starts: Sequence[int]) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def choose(heads: Heads, queries: int, given: Given) -> Choice:
-    """The choice for a segment."""
+def choose(heads: Heads, queries: int, given: Given, context: int = 0) -> Choice:
+    """The choice for a request, or for requests alike. context: its tokens, the queries included, where known."""
     stage = _stage(queries, given)
     if queries == 1 and given.causal:
-        return Choice(Kernel.DECODE, _decode_route(heads), stage)
+        tail = _is_tail(heads, given)
+        route = "decode_e4m3_scalar_tail" if tail else _decode_route(heads)
+        return Choice(Kernel.DECODE, route, Stage.VERIFY if tail else stage)
     refusal = _refused_by_verifier(heads, queries)
     if refusal is None:
-        route = f"verify_{_NAMES[heads.kv_format]}_grouped" if given.causal else "draft_window"
-        return Choice(Kernel.VERIFY, route, stage)
+        return Choice(Kernel.VERIFY, _verify_route(heads, queries, given), stage)
     if stage is Stage.PREFILL:
         refusal = _refused_by_prefill(heads, given)
         if refusal is None:
-            return Choice(Kernel.PREFILL, _prefill_route(heads, queries), stage)
+            bridged = _is_bridged(heads, queries, context)
+            return Choice(Kernel.PREFILL, _prefill_route(heads, queries), stage, bridged=bridged)
     return Choice(Kernel.ROWS, "attention_rows", stage, refusal)
 
 
@@ -127,22 +137,43 @@ class Part:
     segments: tuple[Segment, ...]
 
 
-def parts(heads: Heads, found: Sequence[Segment], given: Given) -> tuple[Part, ...]:
-    """The calls of a step for layers of this shape, in the order of the batch."""
+def parts(heads: Heads, found: Sequence[Segment], given: Given, lengths: Sequence[int] = ()) -> tuple[Part, ...]:
+    """The calls of a step for layers of this shape, in the order of the batch. lengths: of the requests, if known."""
     result: list[Part] = []
-    for segment in found:
-        choice = choose(heads, segment.queries, given)
+    rows = 0  # of the copy that the last part makes
+    for segment in _by_context(heads, found, given, lengths):
+        context = lengths[segment.first] if given.lengths and lengths else 0
+        choice = choose(heads, segment.queries, given, context)
+        needed = copied_rows(context) if choice.bridged else 0
         last = result[-1] if result else None
         if (
             last is not None
             and choice.kernel is Kernel.PREFILL
             and last.choice == choice
             and last.segments[-1].first + last.segments[-1].count == segment.first
+            and (not choice.bridged or rows + needed <= heads.bridge_rows)
         ):
             result[-1] = Part(choice, (*last.segments, segment))
+            rows += needed
         else:
             result.append(Part(choice, (segment,)))
+            rows = needed
     return tuple(result)
+
+
+def copied_rows(context: int) -> int:
+    """Rows of the FP16 copy of a context: whole tiles of 16 tokens."""
+    return -(-context // 16) * 16
+
+
+def _by_context(heads: Heads, found: Sequence[Segment], given: Given, lengths: Sequence[int]) -> Iterator[Segment]:
+    """The segments; those whose requests may differ in being bridged are cut into single requests."""
+    for segment in found:
+        if not (given.lengths and lengths and segment.count > 1 and _may_bridge(heads, segment.queries)):
+            yield segment
+            continue
+        for index in range(segment.count):
+            yield Segment(segment.first + index, 1, segment.token + index * segment.queries, segment.queries)
 
 
 _NAMES = {KvFormat.E4M3: "e4m3", KvFormat.E5M2: "e5m2", KvFormat.F16: "fp16"}
@@ -156,6 +187,35 @@ def _stage(queries: int, given: Given) -> Stage:
     return Stage.VERIFY if queries <= 1 + given.drafted else Stage.PREFILL
 
 
+def _is_tail(heads: Heads, given: Given) -> bool:
+    """The single token of a round of speculation, over large pages."""
+    return bool(given.drafted) and given.page >= TAIL_PAGE and _is_recipe(heads)
+
+
+def _is_recipe(heads: Heads) -> bool:
+    """The shape whose E4M3 verifier has a long-context form and a tail of its own."""
+    return (heads.dim, heads.group, heads.kv_format, heads.window) == (256, 6, KvFormat.E4M3, 0)
+
+
+def _verify_route(heads: Heads, queries: int, given: Given) -> str:
+    if not given.causal:
+        return "draft_window"
+    if given.capacity == LONG_CONTEXT and _is_recipe(heads) and 2 <= queries <= LONG_QUERIES:
+        return "verify_e4m3_long"
+    return f"verify_{_NAMES[heads.kv_format]}_grouped"
+
+
+def _may_bridge(heads: Heads, queries: int) -> bool:
+    wide = heads.dim in PREFILL_DIMS and not heads.window and heads.kv_format is not KvFormat.F16
+    return wide and heads.bridge_rows > 0 and queries >= BRIDGE_QUERIES
+
+
+def _is_bridged(heads: Heads, queries: int, context: int) -> bool:
+    """A context that does not fit into the workspace is read as it lies, which the prefill kernel can as well."""
+    fits = context - queries >= BRIDGE_PREFIX and copied_rows(context) <= heads.bridge_rows
+    return fits and _may_bridge(heads, queries)
+
+
 def _prefill_route(heads: Heads, queries: int) -> str:
     if heads.dim == 256 and not heads.window:
         if heads.group == 6 and (queries == 4096 or 8000 <= queries <= 8192):
@@ -165,12 +225,12 @@ def _prefill_route(heads: Heads, queries: int) -> str:
     return "prefill_packed"
 
 
-def _refused_by_prefill(heads: Heads, given: Given) -> Refusal | None:
+def _refused_by_prefill(heads: Heads, given: Given) -> FallbackReason | None:
     if not given.prefill:
-        return Refusal.NO_PREFILL_KERNEL
+        return FallbackReason.NO_PREFILL_KERNEL
     if heads.dim not in PREFILL_DIMS:
-        return Refusal.PREFILL_HEAD_DIM
-    return None if given.lengths else Refusal.LENGTHS_UNKNOWN
+        return FallbackReason.PREFILL_HEAD_DIM
+    return None if given.lengths else FallbackReason.LENGTHS_UNKNOWN
 
 
 def _decode_route(heads: Heads) -> str:
@@ -178,11 +238,11 @@ def _decode_route(heads: Heads) -> str:
     return "decode_xqa_paged" if shared else "decode_scalar_paged"
 
 
-def _refused_by_verifier(heads: Heads, queries: int) -> Refusal | None:
+def _refused_by_verifier(heads: Heads, queries: int) -> FallbackReason | None:
     tiles = VERIFY_TILES.get(heads.dim)
     if tiles is None:
-        return Refusal.HEAD_DIM
-    return Refusal.TOO_MANY_ROWS if heads.group * queries > 8 * tiles[-1] else None
+        return FallbackReason.VERIFIER_HEAD_DIM
+    return FallbackReason.TOO_MANY_ROWS if heads.group * queries > 8 * tiles[-1] else None
 
 
 def kv_format(kv_cache_dtype: str) -> KvFormat:

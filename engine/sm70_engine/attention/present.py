@@ -9,6 +9,8 @@ OPERATORS = {
     "attention": ("kv_cache", "attention_decode_f16", "attention_decode_e4m3", "attention_decode_e5m2"),
     "xqa_decode": ("attention_decode_f16", "attention_decode_e4m3", "attention_decode_e5m2"),
     "grouped_e4m3_fp32_revision4": ("attention_verify_e4m3",),
+    "sm70_grouped_long_fwd": ("attention_verify_e4m3",),
+    "sm70_scalar_attention_fwd": ("attention_decode_e4m3",),
     "sm70_grouped_fp16_fwd": ("attention_verify_f16",),
     "grouped_e5m2": ("attention_verify_e5m2",),
     "draft_window_attention": ("attention_verify_f16", "attention_verify_e4m3", "attention_verify_e5m2"),
@@ -19,6 +21,7 @@ OPERATORS = {
         "attention_prefill_e4m3",
         "attention_prefill_e5m2",
     ),
+    "fp8_prefill_bridge": ("attention_prefill_f16", "attention_prefill_e4m3", "attention_prefill_e5m2"),
     "nvfp4_decode": ("nvfp4_linear",),
     "nvfp4_prefill": ("nvfp4_expand",),
 }

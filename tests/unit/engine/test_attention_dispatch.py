@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sm70_engine.attention.dispatch import (
+    BRIDGE,
     Given,
     Heads,
     Kernel,
     Part,
-    Refusal,
     Segment,
     choose,
     kv_format,
@@ -17,7 +19,7 @@ from sm70_engine.attention.dispatch import (
     segments,
 )
 from sm70_engine.kernels.plans import KvFormat
-from sm70_profiles.routes import ROUTES, Stage
+from sm70_profiles.routes import ROUTES, FallbackReason, Stage
 
 QWEN = Heads(dim=256, group=6, kv_heads=1, kv_format=KvFormat.E4M3)
 
@@ -59,14 +61,15 @@ def test_a_segment_takes_the_kernel_that_admits_it(
     assert (choice.kernel, choice.route, choice.stage) == (kernel, route, stage)
     # A reason where, and only where, no accelerated path is taken.
     assert (choice.refusal is not None) == ROUTES[choice.route].fallback
+    assert choice.refusal is None or choice.refusal in ROUTES[choice.route].reasons
 
 
 def test_the_reason_says_what_stands_in_the_way() -> None:
-    assert choose(QWEN, 9, Given(drafted=15)).refusal is Refusal.TOO_MANY_ROWS
-    assert choose(QWEN, 2000, Given()).refusal is Refusal.NO_PREFILL_KERNEL
-    assert choose(QWEN, 2000, Given(prefill=True, lengths=False)).refusal is Refusal.LENGTHS_UNKNOWN
-    assert choose(Heads(64, 6, 1, KvFormat.F16), 2000, Given(prefill=True)).refusal is Refusal.PREFILL_HEAD_DIM
-    assert choose(Heads(64, 6, 1, KvFormat.F16), 8, Given(False, 7)).refusal is Refusal.HEAD_DIM
+    assert choose(QWEN, 9, Given(drafted=15)).refusal is FallbackReason.TOO_MANY_ROWS
+    assert choose(QWEN, 2000, Given()).refusal is FallbackReason.NO_PREFILL_KERNEL
+    assert choose(QWEN, 2000, Given(prefill=True, lengths=False)).refusal is FallbackReason.LENGTHS_UNKNOWN
+    assert choose(Heads(64, 6, 1, KvFormat.F16), 2000, Given(prefill=True)).refusal is FallbackReason.PREFILL_HEAD_DIM
+    assert choose(Heads(64, 6, 1, KvFormat.F16), 8, Given(False, 7)).refusal is FallbackReason.VERIFIER_HEAD_DIM
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,69 @@ def test_prompts_that_follow_each_other_are_one_call() -> None:
     assert [len(part.segments) for part in parts(QWEN, found, Given())] == [1] * 5
     assert parts(QWEN, (), Given()) == ()
     assert isinstance(parts(QWEN, found, prefill)[0], Part)
+
+
+BRIDGING = replace(QWEN, bridge_rows=65536)
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "context", "bridged"),
+    [
+        (BRIDGING, 4096, 4096 + 8192, True),
+        (BRIDGING, 4096, 4095 + 8192, False),  # a short prefix is read as it lies
+        (BRIDGING, 1023, 60000, False),  # and so is one for few queries
+        (BRIDGING, 1024, 65536, True),
+        (BRIDGING, 1024, 65537, False),  # more than the workspace holds
+        (QWEN, 4096, 40000, False),  # none is reserved
+        (replace(BRIDGING, kv_format=KvFormat.E5M2), 4096, 40000, True),
+        (replace(BRIDGING, kv_format=KvFormat.F16), 4096, 40000, False),
+        (replace(BRIDGING, window=2048), 4096, 40000, False),
+        (replace(BRIDGING, dim=64), 4096, 40000, False),
+    ],
+)
+def test_a_long_fp8_context_is_expanded_once_a_chunk(heads: Heads, queries: int, context: int, bridged: bool) -> None:
+    choice = choose(heads, queries, Given(prefill=True), context)
+    assert choice.bridged is bridged
+    # Either way the prefill kernel of the call is counted; the bridge beside it.
+    assert ROUTES[BRIDGE].stages == (Stage.PREFILL,)
+    assert choice.route == choose(heads, queries, Given(prefill=True)).route
+
+
+def test_contexts_that_are_expanded_together_fit_into_the_workspace() -> None:
+    found, prefill = segments([0, 1, 2049, 4097, 6145, 8193]), Given(prefill=True)
+    lengths = (900, 30000, 3000, 30001, 30000)
+    calls = parts(BRIDGING, found, prefill, lengths)
+    spans = [(part.choice.bridged, part.segments[0].first, sum(one.count for one in part.segments)) for part in calls]
+    # 30016 and 30000 rows fit together; a context that is not expanded keeps its place in the batch.
+    assert spans == [(False, 0, 1), (True, 1, 1), (False, 2, 1), (True, 3, 2)]
+    assert [one.token for part in calls for one in part.segments] == [0, 1, 2049, 4097, 6145]
+    narrow = replace(BRIDGING, bridge_rows=40000)
+    assert [len(part.segments) for part in parts(narrow, found, prefill, lengths)] == [1, 1, 1, 1, 1]
+    # Without lengths nothing is expanded, and the prompts stay one call.
+    assert [part.choice.bridged for part in parts(BRIDGING, found, prefill)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "given", "route", "stage"),
+    [
+        (QWEN, 8, Given(drafted=7, capacity=262144), "verify_e4m3_long", Stage.VERIFY),
+        (QWEN, 2, Given(drafted=7, capacity=262144), "verify_e4m3_long", Stage.VERIFY),
+        (QWEN, 8, Given(drafted=7, capacity=262143), "verify_e4m3_grouped", Stage.VERIFY),
+        (QWEN, 8, Given(False, 7, capacity=262144), "draft_window", Stage.DRAFT),
+        (replace(QWEN, group=4), 8, Given(drafted=7, capacity=262144), "verify_e4m3_grouped", Stage.VERIFY),
+        (replace(QWEN, kv_format=KvFormat.E5M2), 8, Given(drafted=7, capacity=262144), "verify_e5m2_grouped",
+         Stage.VERIFY),
+        (QWEN, 1, Given(drafted=7, page=2048), "decode_e4m3_scalar_tail", Stage.VERIFY),
+        (QWEN, 1, Given(drafted=7, page=832), "decode_xqa_paged", Stage.DECODE),
+        (QWEN, 1, Given(page=2048), "decode_xqa_paged", Stage.DECODE),
+    ],
+)  # fmt: skip
+def test_the_recipes_verifier_and_tail_are_counted_by_their_contracts(
+    heads: Heads, queries: int, given: Given, route: str, stage: Stage
+) -> None:
+    choice = choose(heads, queries, given)
+    assert (choice.route, choice.stage) == (route, stage)
+    assert stage in ROUTES[route].stages
 
 
 @pytest.mark.parametrize(
