@@ -126,6 +126,22 @@ def cache_write() -> dict[str, bool]:
     return found
 
 
+def regated() -> bool:
+    """Weights packed as one and gated afterwards are those packed gated, also where a half ends within a tile."""
+    rng = np.random.default_rng(3)
+    for n in (64, 80, 32):
+        codes = torch.from_numpy(rng.integers(0, 256, (n, 96), dtype=np.uint8))
+        scales = torch.from_numpy(rng.integers(0, 0x7F, (n, 12), dtype=np.uint8))
+        found = torch_weights.gate(torch_weights.pack(codes, scales, torch.tensor(0.5)))
+        wanted = torch_weights.pack(codes, scales, torch.tensor(0.5), gated=True)
+        if (found.n, found.scale, found.up_scale) != (wanted.n, wanted.scale, wanted.up_scale):
+            return False
+        if not torch.equal(found.words, wanted.words):
+            return False
+    odd = torch_weights.pack(codes[:24], scales[:24], torch.tensor(0.5))
+    return "a multiple of 8 columns each" in refusal(lambda: torch_weights.gate(odd))
+
+
 def linears() -> dict[str, Any]:
     """Packed weights are the checkpoint's, and products are right for both layouts and gated."""
     rng = np.random.default_rng(2)
@@ -160,6 +176,7 @@ def linears() -> dict[str, Any]:
         "same_words": bool((packed.words.numpy().view(np.uint32) == repack.repack(codes, raw)).all()),
         "same_gated": bool((gated.words.numpy().view(np.uint32) == repack.repack_gated(codes, raw)).all()),
         "unpacked": bool((torch_reference.unpack_nvfp4(packed.words, 80, 192).double().numpy() == exact).all()),
+        "regated": regated(),
         "divisor": divided.scale == packed.scale == 0.5 and bool((divided.words == packed.words).all()),
         "linear": float(np.abs(got.double().numpy() - product * 0.5).max() / np.abs(product * 0.5).max()),
         "swiglu": float(np.abs(both.double().numpy() - wanted).max() / np.abs(wanted).max()),

@@ -25,7 +25,7 @@ def test_operators_compute_what_the_kernels_are_checked_against(lane: Path, tmp_
     assert found["prefill"] == [0, 0]
     assert found["cache_write"] == {"e4m3": True, "e5m2": True, "f16": True}
     linears = found["linears"]
-    for name in ("same_words", "same_gated", "unpacked", "divisor", "compiled", "mlp"):
+    for name in ("same_words", "same_gated", "unpacked", "divisor", "compiled", "mlp", "regated"):
         assert linears[name], name
     assert linears["linear"] < 1e-3
     assert linears["swiglu"] < 1e-3

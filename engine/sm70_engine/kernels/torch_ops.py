@@ -624,7 +624,8 @@ def _multiply(
         _count("nvfp4_packed_prefill")
         _many(out, rows, weight, workspace, n, scale, up_scale)
     elif rows.shape[0]:
-        _count("nvfp4_qpn2" if rows.shape[0] <= FEW_ROWS else "nvfp4_batch")
+        few = "nvfp4_qpn2" if up_scale is None else "nvfp4_gated"
+        _count(few if rows.shape[0] <= FEW_ROWS else "nvfp4_batch")
         _few(out, rows, weight, n, scale, up_scale)
     return out.view(*x.shape[:-1], n)
 

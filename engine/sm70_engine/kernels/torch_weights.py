@@ -55,6 +55,30 @@ def _words(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return packed.view(tiles, -1)
 
 
+def gate(packed: PackedWeights) -> PackedWeights:
+    """Gate rows and as many up rows, packed as one weight, in the form of the gated kernel: what `pack` makes of the
+    same weights with `gated`. Raises `KernelError` where the halves are no multiple of 8 columns.
+    """
+    half, units = packed.n // 2, packed.k // 64
+    if packed.up_scale is not None or packed.n % 16:
+        raise KernelError(f"gate and up must have a multiple of 8 columns each; together they have {packed.n}")
+    column = torch.from_numpy(columns()).to(packed.words.device)
+    tiles = packed.words.view(-1, units, UNIT_WORDS)
+    by_column = torch.empty((tiles.shape[0], 32, units, 9), dtype=torch.int32, device=tiles.device)
+    by_column[:, column, :, :8] = tiles[:, :, :256].view(-1, units, 2, 32, 4).permute(0, 3, 1, 2, 4).flatten(3)
+    by_column[:, column, :, 8] = tiles[:, :, 256:].permute(0, 2, 1)
+    rows, fill = by_column.view(-1, units, 9), -half % 32
+    parts = [
+        torch.nn.functional.pad(rows[first : first + half], (0, 0, 0, 0, 0, fill)).view(-1, 32, units, 9)[:, column]
+        for first in (0, half)
+    ]
+    both = torch.stack(parts, dim=1).flatten(0, 1)
+    words = torch.empty((both.shape[0], units, UNIT_WORDS), dtype=torch.int32, device=tiles.device)
+    words[:, :, :256] = both[..., :8].unflatten(3, (2, 4)).permute(0, 2, 3, 1, 4).flatten(2)
+    words[:, :, 256:] = both[..., 8].permute(0, 2, 1)
+    return PackedWeights(words.view(-1), half, packed.k, packed.scale, packed.scale)
+
+
 def _global_scales(values: torch.Tensor, layout: NvFp4Layout) -> list[float]:
     found = [float(x) for x in values.reshape(-1).tolist()]
     if not found or not all(math.isfinite(x) and x > 0 for x in found):
