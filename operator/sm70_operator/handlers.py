@@ -12,7 +12,7 @@ from sm70_operator.api.qualification import parse_evidence
 from sm70_operator.observe.facts import PodFacts, parse_node, parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import parse_revision
-from sm70_operator.observe.snapshot import Key, Resource
+from sm70_operator.observe.snapshot import Key, Resource, StoredResource
 from sm70_operator.observe.store import Store
 from sm70_operator.settings import Settings
 
@@ -41,8 +41,9 @@ def registry(
     made = kopf.OperatorRegistry()
 
     @kopf.index(*OURS, id="resources", registry=made)
-    def resources(body: kopf.Body, **_: Any) -> dict[Key, Resource]:
-        resource = Resource.parse(dict(body))
+    def resources(body: kopf.Body, **_: Any) -> dict[Key, StoredResource]:
+        resource = StoredResource.of(Resource.parse(dict(body)))
+        _relieve(body)
         return {resource.key: resource}
 
     for index, parse in (
@@ -60,6 +61,7 @@ def registry(
     @kopf.index(*CHILDREN["evidence"], id="evidence", registry=made)
     def evidence(body: kopf.Body, namespace: str | None, **_: Any) -> dict[str, Any]:
         found = parse_evidence(dict(body))
+        _relieve(body)
         return {} if found is None else {namespace or "": found}
 
     kopf.on.event(*CHILDREN["evidence"], id="evidence-event", registry=made)(_child_event(settings, woken))
@@ -68,7 +70,9 @@ def registry(
 
         @kopf.index(*NODES, id="nodes", registry=made)
         def nodes(body: kopf.Body, name: str, **_: Any) -> dict[str, Any]:
-            return {name: parse_node(dict(body))}
+            node = parse_node(dict(body))
+            _relieve(body)
+            return {name: node}
 
     @kopf.on.event(*OURS, id="service-event", registry=made)
     async def event(name: str, namespace: str | None, **kwargs: Any) -> None:
@@ -80,9 +84,25 @@ def registry(
 def _indexer(parse: Callable[[Mapping[str, Any]], Any]) -> Callable[..., dict[Key, Any]]:
     def index(body: kopf.Body, labels: Mapping[str, str], namespace: str, **_: Any) -> dict[Key, Any]:
         service = labels.get(names.SERVICE_LABEL)
-        return {Key(namespace, service): parse(dict(body))} if service else {}
+        found = {Key(namespace, service): parse(dict(body))} if service else {}
+        _relieve(body)
+        return found
 
     return index
+
+
+def _relieve(body: kopf.Body) -> None:
+    """Empties the parts of an object that are facts by now.
+
+    kopf keeps the last body of every object until its worker ends, and copies and compares it in between; while the
+    first lists come in, that is every object of the cluster at once. A DELETED event is not indexed, and stays whole.
+    """
+    for part in ("spec", "status", "data"):
+        if isinstance(held := body.get(part), dict):
+            held.clear()
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict):
+        metadata.pop("managedFields", None)
 
 
 def _child_event(settings: Settings, woken: Callable[[Store, Key], None]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from sm70_operator.api.qualification import parse_evidence
 from sm70_operator.observe.facts import parse_node, parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import parse_revision
-from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Key, Resource
+from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, Key, Resource, StoredResource
 from sm70_operator.observe.store import Store
 from sm70_operator.runtime.metrics import Metrics
 from sm70_operator.runtime.poller import Poller
@@ -337,7 +337,7 @@ class World:
                 of.setdefault(kind, []).append(self._parse(kind, raw))
         nodes = [self._node(number) for number in range(self.sets)]
         return Store(
-            resources={} if custom is None else {KEY: [Resource.parse(custom)]},
+            resources={} if custom is None else {KEY: [StoredResource.of(Resource.parse(custom))]},
             deployments={KEY: of.get("Deployment", [])},
             pods={KEY: of.get("Pod", [])},
             services={KEY: of.get("Service", [])},

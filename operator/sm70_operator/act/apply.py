@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sm70_operator.act.client import ApiError, ApiServer, Raw
 from sm70_operator.api import names
@@ -26,6 +27,15 @@ class NotLeaderError(Exception):
     """Somebody else may act now; this process must not."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """An object that was written. `version`: its resourceVersion now; empty where it is gone or was not told."""
+
+    kind: str
+    name: str
+    version: str
+
+
 class Executor:
     """`may_act` is asked before every request that changes something."""
 
@@ -33,8 +43,8 @@ class Executor:
         self._api = api
         self._may_act = may_act
 
-    async def run(self, action: Action, resource: Resource) -> None:
-        """Does one thing. Raises ObstacleError, NotYetError, NotLeaderError, or ApiError for what may pass again."""
+    async def run(self, action: Action, resource: Resource) -> Written:
+        """Does one thing and says what. Raises ObstacleError, NotYetError, NotLeaderError, ApiError (may pass)."""
         if isinstance(action, Apply | Scale) and action.runs:
             await self._nothing_else_runs(resource, {action.runs, *action.beside})
         if isinstance(action, Apply) and not action.known:
@@ -42,48 +52,46 @@ class Executor:
         if not self._may_act():
             raise NotLeaderError("the lease is not held any more")
         try:
-            await self._send(action, resource.key.namespace)
+            written = await self._send(action, resource.key.namespace)
         except ApiError as error:
-            self._judge(error, action)
-        else:
-            logger.info("%s: %s", resource.key, action.because)
+            raise self._judged(error, action) from error
+        logger.info("%s: %s", resource.key, action.because)
+        return written
 
-    async def _send(self, action: Action, namespace: str) -> None:
+    async def _send(self, action: Action, namespace: str) -> Written:
+        kind, name = subject(action)
+        found: Raw = {}
         match action:
             case Apply(manifest=manifest, version=version):
-                name = manifest["metadata"]["name"]
                 if version:
                     manifest = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
-                await self._api.apply(manifest["kind"], namespace, name, manifest, names.FIELD_MANAGER)
-            case Scale(name=name, uid=uid, version=version, replicas=replicas):
+                found = await self._api.apply(kind, namespace, name, manifest, names.FIELD_MANAGER)
+            case Scale(uid=uid, version=version, replicas=replicas):
                 body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": replicas}}
-                await self._api.merge("Deployment", namespace, name, body, names.FIELD_MANAGER)
-            case Record(name=name, uid=uid, version=version, annotations=annotations):
+                found = await self._api.merge(kind, namespace, name, body, names.FIELD_MANAGER)
+            case Record(uid=uid, version=version, annotations=annotations):
                 metadata = {"uid": uid, "resourceVersion": version, "annotations": dict(annotations)}
-                await self._api.merge(
-                    "ControllerRevision", namespace, name, {"metadata": metadata}, names.FIELD_MANAGER
-                )
-            case Conclude(name=name, uid=uid, status=status):
+                found = await self._api.merge(kind, namespace, name, {"metadata": metadata}, names.FIELD_MANAGER)
+            case Conclude(uid=uid, status=status):
                 body = {
                     "apiVersion": names.API_VERSION,
-                    "kind": names.QUALIFICATION_KIND,
+                    "kind": kind,
                     "metadata": {"name": name, "namespace": namespace, "uid": uid},
                     "status": status,
                 }
-                await self._api.apply(
-                    names.QUALIFICATION_KIND, namespace, name, body, names.STATUS_FIELD_MANAGER, "status"
-                )
-            case Delete(kind=kind, name=name, uid=uid, version=version):
+                found = await self._api.apply(kind, namespace, name, body, names.STATUS_FIELD_MANAGER, "status")
+            case Delete(uid=uid, version=version):
                 await self._api.delete(kind, namespace, name, uid, version)
+        return Written(kind, name, str((found.get("metadata") or {}).get("resourceVersion", "")))
 
-    def _judge(self, error: ApiError, action: Action) -> None:
+    def _judged(self, error: ApiError, action: Action) -> Exception:
         gone = error.code == 404 and not isinstance(action, Apply)
         replaced = error.code == 409
         if gone or replaced:
-            raise NotYetError(str(error)) from error
+            return NotYetError(str(error))
         if error.refused:
-            raise ObstacleError(f"The API server refuses: {error}") from error
-        raise error
+            return ObstacleError(f"The API server refuses: {error}")
+        return error
 
     async def _name_is_free(self, manifest: Raw, resource: Resource) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -110,3 +118,18 @@ class Executor:
             pod = parse_pod(raw)
             if pod.component == names.ENGINE_COMPONENT and pod.revision not in admitted and not pod.ended:
                 raise NotYetError(f"pod {pod.name} still ends")
+
+
+def subject(action: Action) -> tuple[str, str]:
+    """Kind and name of the object that an action is about."""
+    match action:
+        case Apply(manifest=manifest):
+            return str(manifest["kind"]), str(manifest["metadata"]["name"])
+        case Scale(name=name):
+            return "Deployment", name
+        case Record(name=name):
+            return "ControllerRevision", name
+        case Conclude(name=name):
+            return names.QUALIFICATION_KIND, name
+        case Delete(kind=kind, name=name):
+            return kind, name

@@ -130,9 +130,14 @@ def packed(value: Any) -> bytes:
     return zlib.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), 1)
 
 
+def unpacked(data: bytes) -> Any:
+    """What was packed, made anew each time."""
+    return json.loads(zlib.decompress(data))
+
+
 @lru_cache(maxsize=MANIFESTS_UNPACKED)
 def _unpacked(data: bytes) -> Raw:
-    found: Raw = json.loads(zlib.decompress(data))
+    found: Raw = unpacked(data)
     return found
 
 

@@ -18,8 +18,10 @@ from sm70_operator.api import names
 from sm70_operator.observe.facts import ObjectFacts, Raw, packed, parse_object, parse_time
 from sm70_operator.render.revision import Revision
 from sm70_profiles.report import printable
+from sm70_profiles.resolver import Resolution, resolve
 
-DOCUMENTS_KEPT = 256
+DOCUMENTS_KEPT = 64
+"""Of those that were looked at last, read and resolved: one service is looked at several times in a row."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class RevisionFacts:
         """What its pods are rendered from; None where this version of the operator cannot read it."""
         return _unpacked(self.packed)
 
+    @property
+    def resolution(self) -> Resolution | None:
+        """What its document resolves to; None where there is none."""
+        return _resolved(self.packed)
+
 
 @lru_cache(maxsize=DOCUMENTS_KEPT)
 def _unpacked(packed: bytes) -> Revision | None:
@@ -66,6 +73,12 @@ def _unpacked(packed: bytes) -> Revision | None:
         return Revision.model_validate_json(zlib.decompress(packed))
     except (ValidationError, zlib.error):
         return None
+
+
+@lru_cache(maxsize=DOCUMENTS_KEPT)
+def _resolved(packed: bytes) -> Resolution | None:
+    document = _unpacked(packed)
+    return None if document is None else resolve(document.request)
 
 
 def parse_revision(raw: Raw) -> RevisionFacts:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from sm70_operator.api import names
 from sm70_operator.api.qualification import Evidence
-from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts, Raw
+from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts, Raw, packed, unpacked
 from sm70_operator.observe.proof import JobFacts
 from sm70_operator.observe.revisions import RevisionFacts
 from sm70_profiles.report import AccelerationReport
@@ -50,6 +50,42 @@ class Resource:
             status=raw.get("status") or {},
             version=metadata.get("resourceVersion", ""),
         )
+
+
+@dataclass(frozen=True)
+class StoredResource:
+    """A resource as the cache keeps it: packed, because only those that are looked at are read."""
+
+    key: Key
+    uid: str
+    generation: int
+    deleting: bool
+    version: str
+    pinned: tuple[str, ...]
+    """The GPUs that it pins, if it wants a pod."""
+    packed: bytes
+
+    @classmethod
+    def of(cls, resource: Resource) -> Self:
+        return cls(
+            key=resource.key,
+            uid=resource.uid,
+            generation=resource.generation,
+            deleting=resource.deleting,
+            version=resource.version,
+            pinned=() if resource.deleting or resource.spec.get("replicas") == 0 else pinned_uuids(resource),
+            packed=packed([resource.spec, resource.status]),
+        )
+
+    def read(self) -> Resource:
+        spec, status = unpacked(self.packed)
+        return Resource(self.key, self.uid, self.generation, self.deleting, spec, status, self.version)
+
+
+def pinned_uuids(resource: Resource) -> tuple[str, ...]:
+    """The uuids that a spec names; the spec is not interpreted yet."""
+    uuids = (resource.spec.get("gpus") or {}).get("uuids")
+    return tuple(one for one in uuids if isinstance(one, str)) if isinstance(uuids, list) else ()
 
 
 @dataclass(frozen=True)

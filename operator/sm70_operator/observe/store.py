@@ -11,7 +11,7 @@ from sm70_operator.api.qualification import Evidence
 from sm70_operator.observe.facts import NodeFacts, ObjectFacts, PodFacts
 from sm70_operator.observe.proof import JobFacts
 from sm70_operator.observe.revisions import RevisionFacts
-from sm70_operator.observe.snapshot import Key, Resource
+from sm70_operator.observe.snapshot import Key, Resource, StoredResource
 
 
 class Index(Protocol):
@@ -44,8 +44,8 @@ class Store:
         return sorted(self.resources)
 
     def resource(self, key: Key) -> Resource | None:
-        found: list[Resource] = _of(self.resources, key)
-        return found[0] if found else None
+        found: list[StoredResource] = _of(self.resources, key)
+        return found[0].read() if found else None
 
     def deployments_of(self, key: Key) -> tuple[ObjectFacts, ...]:
         found: list[ObjectFacts] = _of(self.deployments, key)
@@ -98,19 +98,26 @@ class Store:
 
     def pinned(self) -> dict[str, tuple[str, ...]]:
         """The uuids of every service that pins GPUs and wants a pod, by `namespace/name`."""
-        found = {}
-        for key in self.resources:
-            resource = self.resource(key)
-            if resource is not None and not resource.deleting and resource.spec.get("replicas") != 0:
-                uuids = pinned_uuids(resource)
-                found.update({str(key): uuids} if uuids else {})
-        return found
+        return {str(key): one.pinned for key in self.resources for one in _of(self.resources, key) if one.pinned}
 
-
-def pinned_uuids(resource: Resource) -> tuple[str, ...]:
-    """The uuids that a spec names; the spec is not interpreted yet."""
-    uuids = (resource.spec.get("gpus") or {}).get("uuids")
-    return tuple(one for one in uuids if isinstance(one, str)) if isinstance(uuids, list) else ()
+    def version_of(self, kind: str, key: Key, name: str) -> str | None:
+        """The resourceVersion of one of the service's objects; empty: there is none. None: this kind is not watched."""
+        match kind:
+            case "Deployment":
+                objects = self.deployments_of(key)
+            case "Service":
+                objects = tuple(_of(self.services, key))
+            case "PersistentVolumeClaim":
+                objects = tuple(_of(self.claims, key))
+            case "ControllerRevision":
+                objects = tuple(one.object for one in self.revisions_of(key))
+            case "Job":
+                objects = tuple(one.object for one in self.jobs_of(key))
+            case names.QUALIFICATION_KIND:
+                return next((one.version for one in self.evidence_of(key) if one.name == name), "")
+            case _:
+                return None
+        return next((one.version for one in objects if one.name == name), "")
 
 
 def _name(pod: PodFacts) -> str:

@@ -87,10 +87,11 @@ def _recorded(snapshot: Snapshot, spec: Spec, name: str) -> Target:
 
 
 def _target(snapshot: Snapshot, spec: Spec, found: RevisionFacts, source: str) -> Target:
-    assert found.document is not None
+    document, resolution = found.document, found.resolution
+    assert document is not None
+    assert resolution is not None
     attempt = attempt_name(snapshot.resource.spec, source)
-    resolution = resolve(found.document.request)
-    return Target(spec, found.name, found.document, resolution, source, attempt, recorded=True)
+    return Target(spec, found.name, document, resolution, source, attempt, recorded=True)
 
 
 def _read_spec(resource: Resource) -> Spec:

@@ -73,8 +73,8 @@ def subject_of(snapshot: Snapshot, intent: Target | Rejected, member: Member) ->
     """What is known of a revision: by the spec, by its record, or else by its Deployment."""
     if isinstance(intent, Target) and intent.name == member.name:
         return _of_document(snapshot, member.name, intent.revision, intent.resolution)
-    if member.document is not None:
-        return _of_document(snapshot, member.name, member.document, resolve(member.document.request))
+    if member.record is not None and member.record.document is not None and member.record.resolution is not None:
+        return _of_document(snapshot, member.name, member.record.document, member.record.resolution)
     return None if member.deployment is None else _of_deployment(member.deployment, member.name)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from functools import lru_cache
 
-import httpx
+import aiohttp
 from pydantic import ValidationError
 
 from sm70_operator.api import names
@@ -46,10 +46,11 @@ class EngineClient:
     ) -> None:
         self._timeout = timeout_seconds
         self._port, self._status_port = port, status_port
-        self._http = httpx.AsyncClient(timeout=timeout_seconds, trust_env=False, follow_redirects=False)
+        self._http: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.close()
 
     async def read(self, address: str) -> EngineAnswer:
         """The report of the engine at this address, or in plain words why there is none. Never raises."""
@@ -61,7 +62,7 @@ class EngineClient:
             return EngineAnswer(error=f"no answer within {self._timeout:g} s")
         except (ReportError, _UnusableError) as error:
             return EngineAnswer(error=printable(str(error), 300))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except aiohttp.ClientError as error:
             return EngineAnswer(error=type(error).__name__)
 
     async def read_phase(self, address: str) -> EngineAnswer:
@@ -71,21 +72,34 @@ class EngineClient:
                 data = await self._get(address, self._status_port, names.STARTUP_PATH)
             report = StartupReport.model_validate_json(data)
             return EngineAnswer(phase=str(report.phase), progress=_progress(report))
-        except (TimeoutError, ValidationError, _UnusableError, httpx.HTTPError, httpx.InvalidURL) as error:
+        except (TimeoutError, ValidationError, _UnusableError, aiohttp.ClientError) as error:
             return EngineAnswer(error=type(error).__name__)
 
     async def _get(self, address: str, port: int, path: str) -> bytes:
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{port}{path}"
-        async with self._http.stream("GET", url, headers={"Accept": "application/json"}) as response:
-            if response.status_code != 200:
-                raise _UnusableError(f"`GET {path}` was answered with {response.status_code}")
+        # Compressed, a small answer could be a large one.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        async with self._session().get(url, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                raise _UnusableError(f"`GET {path}` was answered with {response.status}")
             data = b""
-            async for chunk in response.aiter_bytes():
+            async for chunk in response.content.iter_any():
                 data += chunk
                 if len(data) > MAX_REPORT_BYTES:
                     raise _UnusableError(f"the report exceeds {MAX_REPORT_BYTES} bytes")
             return data
+
+    def _session(self) -> aiohttp.ClientSession:
+        """Made in the loop that uses it. No connection is kept: each pod is asked once in a while."""
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._http
 
 
 class _UnusableError(Exception):

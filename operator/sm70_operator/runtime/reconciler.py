@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sm70_operator.act.apply import Executor, NotYetError, ObstacleError
+from sm70_operator.act.apply import Executor, NotYetError, ObstacleError, subject
 from sm70_operator.act.client import ApiError, ApiServer
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
@@ -16,10 +16,11 @@ from sm70_operator.api import names
 from sm70_operator.api.pod import KeyReference
 from sm70_operator.observe.facts import PodFacts, parse_pod
 from sm70_operator.observe.proof import last_words
-from sm70_operator.observe.snapshot import Key, NodeWords, ProfileDocument, Resource, Snapshot
-from sm70_operator.observe.store import Store, pinned_uuids
+from sm70_operator.observe.snapshot import Key, NodeWords, ProfileDocument, Resource, Snapshot, pinned_uuids
+from sm70_operator.observe.store import Store
 from sm70_operator.plan.plan import Plan
 from sm70_operator.plan.planner import plan
+from sm70_operator.runtime.expectations import Expectations
 from sm70_operator.runtime.metrics import Metrics
 from sm70_operator.runtime.poller import Poller
 from sm70_operator.settings import Settings
@@ -74,6 +75,7 @@ class Reconciler:
         self._may_act = may_act
         self._ended = ended
         self._clock = clock
+        self._expectations = Expectations(clock)
         self._profiles: dict[Key, tuple[KeyReference, _Kept]] = {}
         self._words: dict[str, _Kept] = {}
 
@@ -86,6 +88,10 @@ class Reconciler:
         if resource is None:
             self._forget(key)
             return None
+        wait = self._expectations.waits(key, store)
+        if wait is not None and not resource.deleting:
+            self._metrics.reconciles.labels("waiting").inc()
+            return wait  # the event that shows it wakes the service before
         resource = self._status_writer.current(resource)
         pods = store.pods_of(key)
         downloads = tuple(pod for pod in store.job_pods_of(key) if pod.downloading)
@@ -101,7 +107,7 @@ class Reconciler:
             snapshot = replace(snapshot, nodes=store.all_nodes(), holders=store.gpu_holders())
             planned = plan(snapshot, now, self._settings)
         try:
-            early = await self._act(planned, resource)
+            early = await self._act(planned, resource, store)
         except ObstacleError as obstacle:
             blocked = plan(replace(snapshot, obstacle=str(obstacle)), now, self._settings)
             await self._tell(blocked, resource, now)
@@ -112,14 +118,16 @@ class Reconciler:
         self._metrics.reconciles.labels("success").inc()
         return SOON_SECONDS if early else planned.wake_after_seconds
 
-    async def _act(self, planned: Plan, resource: Resource) -> bool:
+    async def _act(self, planned: Plan, resource: Resource, store: Store) -> bool:
         """Carries out the actions in order; True if one has to wait for the cache to catch up."""
         for action in planned.actions:
+            before = store.version_of(subject(action)[0], resource.key, subject(action)[1])
             try:
-                await self._executor.run(action, resource)
+                written = await self._executor.run(action, resource)
             except NotYetError as error:
                 logger.info("%s: not yet: %s", resource.key, error)
                 return True
+            self._expectations.note(resource.key, store, written, before)
             self._metrics.actions.labels(type(action).__name__.lower()).inc()
         return False
 
@@ -136,6 +144,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._poller.forget(key)
         self._status_writer.forget(key)
+        self._expectations.forget(key)
         self._profiles.pop(key, None)
 
     async def _snapshot(self, store: Store, resource: Resource, pods: tuple[PodFacts, ...]) -> Snapshot:

@@ -20,6 +20,42 @@ from sm70_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 ENDED_KEPT = 10_000
+LIST_PAGE = 100
+"""Objects of one page of a first list: a whole page is in memory at a time, as text and parsed."""
+WORKER_IDLE_SECONDS = 0.2
+"""How long kopf's worker of one object waits for that object's next event, holding the last one."""
+
+
+class NoDiffs(kopf.DiffBaseStorage):
+    """kopf compares nothing for us; otherwise it would copy every object three times at every event."""
+
+    def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
+
+
+class NoProgress(kopf.ProgressStorage):
+    """There are no handlers whose progress would have to be remembered."""
+
+    def fetch(self, **_: object) -> None:
+        return None
+
+    def store(self, **_: object) -> None:
+        pass
+
+    def purge(self, **_: object) -> None:
+        pass
+
+    def touch(self, **_: object) -> None:
+        pass
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
 
 
 class Watches:
@@ -124,9 +160,12 @@ class Watches:
         settings.watching.client_timeout = ours.watch_timeout_seconds + 30
         settings.watching.connect_timeout = ours.request_timeout_seconds
         settings.watching.reconnect_backoff = 0.5
-        settings.watching.chunk_size = 500
+        settings.watching.chunk_size = LIST_PAGE
         settings.networking.request_timeout = ours.request_timeout_seconds
         settings.networking.connect_timeout = ours.request_timeout_seconds
+        settings.queueing.idle_timeout = WORKER_IDLE_SECONDS
+        settings.persistence.diffbase_storage = NoDiffs()
+        settings.persistence.progress_storage = NoProgress()
         settings.queueing.worker_limit = None  # fewer workers than objects would never complete the indices
         for child in handlers.CHILDREN.values():
             settings.watching.label_selectors[child] = names.SERVICE_LABEL

@@ -81,7 +81,7 @@ async def test_a_hanging_engine_costs_only_the_timeout(engine: tuple[Engine, Eng
 
 async def test_an_engine_that_is_not_there_is_an_explained_absence() -> None:
     client = EngineClient(timeout_seconds=5, port=1)
-    assert (await client.read("127.0.0.1")).error == "ConnectError"
+    assert (await client.read("127.0.0.1")).error == "ClientConnectorError"
     await client.close()
 
 

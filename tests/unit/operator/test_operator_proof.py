@@ -13,8 +13,7 @@ from sm70_operator.api.qualification import Evidence, parse_evidence
 from sm70_operator.observe.facts import parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import RevisionFacts, parse_revision
-from sm70_operator.observe.snapshot import EngineAnswer, Resource, Snapshot
-from sm70_operator.observe.store import pinned_uuids
+from sm70_operator.observe.snapshot import EngineAnswer, Resource, Snapshot, pinned_uuids
 from sm70_operator.plan.plan import Apply, Conclude, Plan, Record
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.objects import Manifest

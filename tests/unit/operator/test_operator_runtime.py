@@ -20,7 +20,7 @@ from sm70_operator.act.status_writer import StatusWriter
 from sm70_operator.api import names
 from sm70_operator.observe.facts import parse_node, parse_object, parse_pod
 from sm70_operator.observe.revisions import parse_revision
-from sm70_operator.observe.snapshot import EngineAnswer, Key
+from sm70_operator.observe.snapshot import EngineAnswer, Key, StoredResource
 from sm70_operator.observe.store import Store
 from sm70_operator.runtime.health import Check, HealthServer, WatchClock
 from sm70_operator.runtime.metrics import Metrics
@@ -64,7 +64,8 @@ class Bench:
         self.awake = asyncio.Event()
         self.poller = Poller(Voice(), lambda key: self.awake.set(), poll_seconds=3600, grace_seconds=60)
         self.cache: dict[str, dict[Any, list[Any]]] = {
-            "resources": {KEY: [resource()]}, "deployments": {}, "pods": {}, "services": {}, "claims": {}, "nodes": {},
+            "resources": {KEY: [StoredResource.of(resource())]},
+            "deployments": {}, "pods": {}, "services": {}, "claims": {}, "nodes": {},
             "revisions": {}, "jobs": {}, "evidence": {},
         }  # fmt: skip
         self.reconciler = Reconciler(
@@ -158,7 +159,7 @@ async def test_an_obstacle_enters_the_status_and_is_tried_again_later(bench: Ben
 
 async def test_the_profiles_config_map_is_read_and_remembered(bench: Bench) -> None:
     reference = {"configMap": {"name": "mine", "key": "p.yaml"}}
-    bench.cache["resources"] = {KEY: [resource(spec(profile=None, profileRef=reference))]}
+    bench.cache["resources"] = {KEY: [StoredResource.of(resource(spec(profile=None, profileRef=reference)))]}
     await bench.reconciler.reconcile(KEY)
     status = next(body["status"] for verb, *_, body in bench.api.calls if verb == "apply/status")
     assert "`mine`" in next(one["message"] for one in status["conditions"] if one["type"] == "Accepted")
