@@ -128,7 +128,7 @@ def become_sm70() -> list[str]:
     return missing
 
 
-def configuration(model: str) -> dict[str, Any]:
+def configuration(model: str) -> tuple[Any, dict[str, Any]]:
     """vLLM's completed configuration for a checkpoint whose FP8 KV cache has stored scales, asked for E5M2."""
     from vllm.engine.arg_utils import EngineArgs
 
@@ -145,7 +145,7 @@ def configuration(model: str) -> dict[str, Any]:
     with set_current_vllm_config(found):
         makers = [one.init_nvfp4_linear_kernel for one in (modelopt, tensors)]
         linears = sorted({type(make(use_a16)).__name__ for make in makers for use_a16 in (False, True)})
-    return {
+    return found, {
         "linears": linears,
         "compressed_tensors": tensors.CompressedTensorsW4A4Fp4.get_min_capability(),
         "dtype": str(found.model_config.dtype),
@@ -172,19 +172,108 @@ def operators() -> dict[str, float]:
     x, gated = torch.randn(5, 64), torch.empty(5, 32)
     torch.ops._C.silu_and_mul(gated, x)
     wanted = torch.nn.functional.silu(x[:, :32]) * x[:, 32:]
+    gelu = {}
+    for name, approximate in (("gelu_and_mul", "none"), ("gelu_tanh_and_mul", "tanh")):
+        getattr(torch.ops._C, name)(gated, x)
+        by_torch = torch.nn.functional.gelu(x[:, :32], approximate=approximate) * x[:, 32:]
+        gelu[name] = float((gated - by_torch).abs().max())
+    torch.ops._C.silu_and_mul(gated, x)
     topk, choices = torch.empty(6, 2), torch.empty(6, 2, dtype=torch.int32)
     logits = torch.randn(6, 8)
     torch.ops._moe_C.topk_softmax(topk, choices, torch.empty(6, 2, dtype=torch.int32), logits, True)
     best = logits.softmax(-1).topk(2).values
     return {
         "vocab_parallel_embedding": float((out - expected).abs().max()),
+        **gelu,
         "silu_and_mul": float((gated - wanted).abs().max()),
         "topk_softmax": float((topk - best / best.sum(-1, keepdim=True)).abs().max()),
     }
 
 
+def gated(vllm_config: Any) -> dict[str, Any]:
+    """MLPs of vLLM over NVFP4 weights, before and after gate and up share a launch with their activation.
+
+    The layers are vLLM's own, without what their constructors need a process group for.
+    """
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.kernels.linear import NvFp4LinearLayerConfig
+    from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
+    from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+    from vllm.model_executor.models.gemma import GemmaMLP
+    from vllm.model_executor.models.llama import LlamaMLP
+    from vllm.model_executor.models.qwen2 import Qwen2MLP
+    from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP
+
+    from sm70_engine.ops.linear_nvfp4_vllm import Sm70NvFp4Linear, fuse_gated
+
+    class Wrapped(MergedColumnParallelLinear):  # type: ignore[misc]
+        """As an adapter's layer: a subclass, which may do more."""
+
+    class Normed(Qwen2MLP):  # type: ignore[misc]
+        """Looks at the product."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            product, _ = self.gate_up_proj(x)
+            result: torch.Tensor = self.act_fn(product) * (product.amax() > 0)
+            return result
+
+    class Down(torch.nn.Module):  # type: ignore[misc]
+        return_bias = True
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return x, None
+
+    class Gate(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return x[..., :1], None
+
+    def layer(kind: type[Any], inner: int, kernel: Any) -> Any:
+        made = object.__new__(kind)
+        torch.nn.Module.__init__(made)
+        made.weight = torch.nn.Parameter(torch.randint(0, 256, (2 * inner, 64)).to(torch.uint8), requires_grad=False)
+        scales = torch.randint(0x28, 0x48, (2 * inner, 8)).to(torch.uint8).view(torch.float8_e4m3fn)
+        made.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
+        made.weight_global_scale = torch.nn.Parameter(torch.tensor(0.25), requires_grad=False)
+        made.output_partition_sizes, made.bias, made.gather_output = [inner, inner], None, False
+        made.skip_bias_add, made.return_bias, made.tp_size = False, True, 1
+        kernel.process_weights_after_loading(made)
+        apply = staticmethod(lambda owner, x, bias=None: kernel.apply_weights(owner, x, bias))
+        made.quant_method = type("Method", (), {"apply": apply})()
+        return made
+
+    def mlp(kind: type[Any], inner: int = 80, linear: type[Any] = MergedColumnParallelLinear) -> Any:
+        made = object.__new__(kind)
+        torch.nn.Module.__init__(made)
+        made.gate_up_proj, made.down_proj = layer(linear, inner, Sm70NvFp4Linear(NvFp4LinearLayerConfig())), Down()
+        made.act_fn = GeluAndMul() if kind is GemmaMLP else SiluAndMul()
+        made.expert_gate = Gate() if kind is Qwen2MoeMLP else None
+        return made
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 128).half() * 0.1
+    found: dict[str, Any] = {}
+    with set_current_vllm_config(vllm_config):
+        cases = {
+            "qwen2": mlp(Qwen2MLP), "llama": mlp(LlamaMLP, 64), "shared expert": mlp(Qwen2MoeMLP, 32),
+            "gelu": mlp(GemmaMLP), "looks": mlp(Normed), "wrapped": mlp(Qwen2MLP, linear=Wrapped),
+            "odd": mlp(Qwen2MLP, 20),
+        }  # fmt: skip
+        for name, module in cases.items():
+            before = module(x)
+            said = fuse_gated(module, 512)
+            compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+            difference = (module(x) - before).abs().max() / before.abs().max()
+            found[name] = {
+                "fused": said.fused, "refused": list(said.refused), "difference": float(difference),
+                "compiled": bool(torch.equal(compiled(x), module(x))), "activation": type(module.act_fn).__name__,
+                "words": int(module.gate_up_proj.weight.numel()),
+            }  # fmt: skip
+    return found
+
+
 def main() -> None:
-    missing, settled = become_sm70(), configuration(sys.argv[1])
+    missing, (config, settled) = become_sm70(), configuration(sys.argv[1])
     mixed = ([1, 1, 4, 37, 80], [40, 0, 96, 0, 23])
     from sm70_engine.attention import dispatch
 
@@ -200,7 +289,8 @@ def main() -> None:
         "draft": batch("float16", [4, 4, 4], [0, 30, 100], causal=False, window=20),
         "wide draft": batch("float16", [20, 20], [0, 50], causal=False, window=30),
     }
-    print(json.dumps({"missing": missing, "configuration": settled, "batches": result, "operators": operators()}))
+    rest = {"operators": operators(), "gated": gated(config)}
+    print(json.dumps({"missing": missing, "configuration": settled, "batches": result, **rest}))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,27 @@ def test_operators_of_the_missing_extension_compute_what_vllm_does_without_it(fo
     assert max(found["operators"].values()) < 1e-6, found["operators"]
 
 
+def test_gate_and_up_share_a_launch_with_their_activation_where_an_mlp_does_nothing_else(
+    found: dict[str, Any],
+) -> None:
+    for name in ("qwen2", "llama", "shared expert"):
+        one = found["gated"][name]
+        assert (one["fused"], one["refused"], one["activation"]) == (1, [], "Activated"), name
+    refusals = {
+        "looks": "Normed.forward does more than apply its layers in turn",
+        "wrapped": "gate and up are a Wrapped",
+        "odd": "gate and up must have a multiple of 8 columns each; together they have 40",
+    }
+    for name, reason in refusals.items():
+        one = found["gated"][name]
+        assert (one["fused"], one["refused"], one["activation"]) == (0, [reason], "CountedActivation"), name
+    assert found["gated"]["gelu"]["activation"] == "GeluAndMul"
+    for name, one in found["gated"].items():
+        # FP16 between the two, where they are separate; the same values else.
+        assert one["difference"] < 2e-3, name
+        assert one["compiled"], name
+
+
 def test_a_mixed_batch_is_attended_to_as_torch_does(found: dict[str, Any]) -> None:
     batches = found["batches"]
     for name, one in batches.items():

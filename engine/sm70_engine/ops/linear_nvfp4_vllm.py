@@ -12,6 +12,7 @@ from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
 from vllm.platforms.interface import PlatformEnum
 
+from sm70_engine.ops.gated_mlp import Fused, fuse
 from sm70_engine.ops.linear_nvfp4 import nvfp4_linear
 
 
@@ -63,8 +64,9 @@ class Sm70NvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
         from sm70_engine.kernels.torch_weights import pack
 
         layer.sm70_global_scale = float(layer.weight_global_scale)
-        layer.sm70_columns = 0
-        torch_ops.prepare(layer.weight.device)
+        layer.sm70_columns, layer.sm70_inputs, layer.sm70_up_scale = 0, 0, None
+        if layer.weight.is_cuda:
+            torch_ops.prepare(layer.weight.device)
         try:
             packed = pack(layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data)
         except KernelError as error:
@@ -74,13 +76,17 @@ class Sm70NvFp4Linear(NvFp4LinearKernel):  # type: ignore[misc]
         layer.weight = torch.nn.Parameter(packed.words, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(layer.weight_scale.data.new_empty(0), requires_grad=False)
         # Plain numbers and a buffer: torch.compile takes the first as constants and the second as an input.
-        layer.sm70_columns, layer.sm70_global_scale = packed.n, packed.scale
-        layer.register_buffer(
-            "sm70_workspace", _workspace(packed.words.device, packed.n, packed.k, self._rows), persistent=False
-        )
+        layer.sm70_columns, layer.sm70_inputs, layer.sm70_global_scale = packed.n, packed.k, packed.scale
+        workspace = workspace_of(packed.words.device, packed.n, packed.k, self._rows)
+        layer.register_buffer("sm70_workspace", workspace, persistent=False)
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         scale = layer.sm70_global_scale
+        if layer.sm70_up_scale is not None:  # gate and up: `gated_mlp` has made sure that their activation is left out
+            gated: torch.Tensor = torch.ops.sm70.nvfp4_packed_swiglu(
+                x, layer.weight, layer.sm70_workspace, layer.sm70_columns, scale, layer.sm70_up_scale
+            )
+            return gated
         if layer.sm70_columns:
             workspace, columns = layer.sm70_workspace, layer.sm70_columns
             result: torch.Tensor = torch.ops.sm70.nvfp4_packed_linear(x, layer.weight, workspace, columns, scale)
@@ -93,20 +99,31 @@ _workspaces: dict[torch.device, torch.Tensor] = {}
 WORKSPACE_LIMIT = 64 << 20
 
 
-def _workspace(device: torch.device, n: int, k: int, rows: int) -> torch.Tensor:
+def workspace_of(device: torch.device, n: int, k: int, rows: int, gated: bool = False) -> torch.Tensor:
     """Scratch memory that all layers of a device share, made with the first one: no later layer needs more.
 
     Made while weights are loaded, so that profiling sees it.
     """
     from sm70_engine.kernels import torch_ops
 
-    needed = torch_ops.linear_workspace_bytes(rows, [(n, k, False)], WORKSPACE_LIMIT)
+    needed = torch_ops.linear_workspace_bytes(rows, [(n, k, gated)], WORKSPACE_LIMIT)
     if rows > torch_ops.MANY_ROWS:
         needed = max(needed, torch_ops.COUNTER_BYTES + WORKSPACE_LIMIT)
     found = _workspaces.get(device)
     if found is None or found.numel() < needed:
         found = _workspaces[device] = torch.zeros(needed, dtype=torch.uint8, device=device)
     return found
+
+
+def fuse_gated(model: Any, rows: int) -> Fused:
+    """Fuses gate and up of a loaded model's MLPs with their activation. rows: the most tokens of a step."""
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+
+    return fuse(
+        list(model.modules()), MergedColumnParallelLinear, SiluAndMul,
+        lambda device, n, k: workspace_of(device, n, k, rows, gated=True),
+    )  # fmt: skip
 
 
 def register_first() -> None:

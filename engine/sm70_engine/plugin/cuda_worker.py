@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker
 
 from sm70_engine.acceleration.routes import set_captured_stages, set_stages
 from sm70_engine.attention.backend import NAME, refusals
 from sm70_engine.kernels import torch_ops
+from sm70_engine.ops.gated_mlp import FALLBACK
+from sm70_engine.ops.linear_nvfp4_vllm import fuse_gated
 from sm70_engine.plugin.autotune import pruned
 from sm70_engine.plugin.facts import Facts, routes_at_shutdown, worker_facts
 from sm70_engine.plugin.phases import PhasedWorker
+from sm70_engine.plugin.settings import read_settings
 from sm70_engine.plugin.stages import stages_of
 from sm70_profiles.routes import Stage
+
+logger = init_logger("vllm.sm70")
 
 
 class Sm70Worker(PhasedWorker, Worker):  # type: ignore[misc]
@@ -24,6 +31,24 @@ class Sm70Worker(PhasedWorker, Worker):  # type: ignore[misc]
         super().init_device()
         # Kernels cannot be loaded while a graph is captured.
         torch_ops.prepare(self.device)
+
+    def load_model(self, *arguments: Any, **options: Any) -> Any:
+        found = super().load_model(*arguments, **options)
+        self._fuse()
+        return found
+
+    def _fuse(self) -> None:
+        """Before anything is compiled, profiled or captured."""
+        if not read_settings(os.environ).gated_swiglu:
+            return
+        rows, runner = int(self.vllm_config.scheduler_config.max_num_batched_tokens), self.model_runner
+        draft = getattr(runner, "get_draft_model", lambda: None)()
+        for model in (runner.get_model(), draft):
+            fused = fuse_gated(model, rows) if model is not None else None
+            if fused is not None and (fused.fused or fused.refused):
+                logger.info("sm70: gate, up and silu in one launch: %s", fused)
+                for reason in fused.refused:
+                    refusals[FALLBACK] = reason
 
     def compile_or_warm_up_model(self) -> Any:
         drafts = self.vllm_config.speculative_config is not None

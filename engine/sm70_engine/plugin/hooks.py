@@ -95,6 +95,9 @@ CUDA_HOOKS = (
     Hook("vllm.v1.attention.backend", "AttentionMetadataBuilder.build", "the attention backend"),
     Hook("vllm.v1.attention.backend", "AttentionCGSupport.UNIFORM_BATCH", "CUDA graphs"),
     Hook("vllm.v1.attention.backends.triton_attn", "TritonAttentionImpl.forward", "counting the fallback"),
+    Hook("vllm.model_executor.layers.linear", "MergedColumnParallelLinear", "gate and up with their activation"),
+    Hook("vllm.model_executor.layers.activation", "SiluAndMul", "gate and up with their activation"),
+    Hook("vllm.v1.worker.gpu_worker", "Worker.load_model", "gate and up with their activation"),
     *_COMMON,
     Hook(_GDN, "QwenGatedDeltaNetAttention._forward_core", "counting the gated delta net"),
 )

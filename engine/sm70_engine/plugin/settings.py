@@ -37,6 +37,9 @@ class EngineSettings:
     reload_compiled_graphs: bool = False
     """Loading whole saved graphs (AOT) instead of the compiled subgraphs, which are reused either way."""
 
+    gated_swiglu: bool = True
+    """Gate and up of NVFP4 MLPs in one launch with their activation; compiled graphs differ by it."""
+
     def environment(self) -> dict[str, str]:
         """The variables of vLLM that say the same to every process of the server."""
         return {
