@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,12 @@ from unit.operator import builders
 
 USER = "bench-operator"
 PORT = 18080
-REST_SECONDS, EDITS, ROLLOUTS, RATE = 60, 100, 40, 1.0
+REST_SECONDS, EDITS, ROLLOUTS, RATE = 40, 100, 40, 1.0
 """Seconds for which the rest is watched, edits and rollouts that are measured, and how many are sent a second."""
+MADE_AT_ONCE = 16
+START_SECONDS = 3600
+"""Longest wait until all services are Ready."""
+SAY_SECONDS = 15
 
 
 @dataclass
@@ -49,7 +53,10 @@ class Row:
     """The figures of one number of services. Times in seconds, memory in MiB, CPU in seconds of one core."""
 
     services: int
+    measured: list[str] = field(default_factory=list)
+    """The phases whose figures are in; of a run that was cut, the others are zero."""
     start_seconds: float = 0
+    start_memory_peak: float = 0
     start_cpu_per_service: float = 0
     start_calls_per_service: float = 0
     rest_writes: int = 0
@@ -69,6 +76,7 @@ class Row:
     restart_to_first_look: float = 0
     restart_to_all_seen: float = 0
     restart_writes: int = 0
+    restart_memory_peak: float = 0
     load_average: float = 0
     """Of the machine at the end: what else ran."""
     calls: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -142,6 +150,9 @@ class Bench:
     services: int = 0
     ready: dict[str, int] = field(default_factory=dict)
     """The generation at which each service was seen Ready."""
+    all_ready: int = 0
+    """How many of them are."""
+    began: float = field(default_factory=time.monotonic)
     replicas: dict[str, int] = field(default_factory=dict)
     """What the Deployments of each service ask for."""
     selected: dict[str, str] = field(default_factory=dict)
@@ -151,7 +162,9 @@ class Bench:
         metadata, status = found["metadata"], found.get("status") or {}
         ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
         current = status.get("observedGeneration") == metadata["generation"]
-        self.ready[metadata["name"]] = metadata["generation"] if ready and current and event != "DELETED" else 0
+        name, before = metadata["name"], self.ready.get(metadata["name"], 0)
+        self.ready[name] = metadata["generation"] if ready and current and event != "DELETED" else 0
+        self.all_ready += bool(self.ready[name]) - bool(before)
         self.changed.set()
 
     def see_deployment(self, event: str, found: dict[str, Any]) -> None:
@@ -164,6 +177,10 @@ class Bench:
         name, selector = found["metadata"]["name"], found["spec"].get("selector") or {}
         self.selected[name] = selector.get(names.REVISION_LABEL, "")
         self.changed.set()
+
+    def say(self, text: str) -> None:
+        """One line of progress."""
+        print(f"bench: {time.monotonic() - self.began:6.0f} s  {text}", file=sys.stderr, flush=True)
 
     async def until(self, reached: Callable[[], bool], seconds: float) -> None:
         """Waits until something that was watched makes it so. Raises TimeoutError."""
@@ -212,20 +229,31 @@ async def add_services(bench: Bench, row: Row) -> None:
     """Makes services until there are as many as the row says, and waits until all are Ready."""
     start, cpu, before = time.monotonic(), bench.operator.cpu(), audit.position(bench.cluster.audit_log)
     added = row.services - bench.services
-    gate = asyncio.Semaphore(8)
+    gate = asyncio.Semaphore(MADE_AT_ONCE)
 
     async def make(number: int) -> None:
         async with gate:
             await bench.api.send("POST", CUSTOM, service(number))
 
-    await asyncio.gather(*(make(number) for number in range(bench.services, row.services)))
-    bench.services = row.services
-    await bench.until(lambda: sum(map(bool, bench.ready.values())) >= row.services, 1500)
+    async def progress() -> None:
+        while True:
+            await asyncio.sleep(SAY_SECONDS)
+            memory = bench.operator.memory("VmRSS")
+            bench.say(f"{len(bench.ready)} made, {bench.all_ready} Ready, the operator has {memory:.0f} MiB")
+
+    async with asyncio.TaskGroup() as group:
+        saying = group.create_task(progress())
+        await asyncio.gather(*(make(number) for number in range(bench.services, row.services)))
+        bench.services = row.services
+        await bench.until(lambda: bench.all_ready >= row.services, START_SECONDS)
+        saying.cancel()
     row.start_seconds = time.monotonic() - start
+    row.start_memory_peak = bench.operator.memory("VmHWM")
     if added:
         row.start_cpu_per_service = (bench.operator.cpu() - cpu) / added
         row.start_calls_per_service = bench.calls(before).total / added
         row.calls["start"] = bench.calls(before).each(added)
+    await settle(bench)
 
 
 async def settle(bench: Bench) -> None:
@@ -249,7 +277,7 @@ async def measure_rest(bench: Bench, row: Row, seconds: float) -> None:
     row.memory, row.memory_peak = bench.operator.memory("VmRSS"), bench.operator.memory("VmHWM")
 
 
-async def measure_edits(bench: Bench, row: Row, count: int) -> None:
+async def measure_edits(bench: Bench, row: Row, count: int, rate: float) -> None:
     """From the edit of `replicas` to the Deployment that follows it, as a watch sees it."""
     position, cpu, start = audit.position(bench.cluster.audit_log), bench.operator.cpu(), time.monotonic()
 
@@ -261,13 +289,13 @@ async def measure_edits(bench: Bench, row: Row, count: int) -> None:
         await bench.until(lambda: bench.replicas[name] == wanted, 300)
         return time.perf_counter() - sent
 
-    times = await _paced(edit, row.services, count)
+    times = await _paced(edit, row.services, count, rate)
     row.edit_p50, row.edit_p99 = _percentiles(times)
     await settle(bench)
     _charge(bench, row, "edit", count, position, cpu, start)
 
 
-async def measure_rollouts(bench: Bench, row: Row, count: int) -> None:
+async def measure_rollouts(bench: Bench, row: Row, count: int, rate: float) -> None:
     """From the edit of a setting to the public Service that selects the new revision; the pods are puppets."""
     position, cpu, start = audit.position(bench.cluster.audit_log), bench.operator.cpu(), time.monotonic()
 
@@ -279,21 +307,21 @@ async def measure_rollouts(bench: Bench, row: Row, count: int) -> None:
         await bench.until(lambda: bench.selected[name] not in (before, "none", ""), 600)
         return time.perf_counter() - sent
 
-    times = await _paced(change, row.services, count)
+    times = await _paced(change, row.services, count, rate)
     row.rollout_p50, row.rollout_p99 = _percentiles(times)
     await settle(bench)
     _charge(bench, row, "rollout", count, position, cpu, start)
 
 
-async def _paced(act: Callable[[str], Any], services: int, count: int) -> list[float]:
-    """Acts on services one after the other in random order, `RATE` a second, however long each takes."""
+async def _paced(act: Callable[[str], Any], services: int, count: int, rate: float) -> list[float]:
+    """Acts on services one after the other in random order, so many a second, however long each takes."""
     chosen = [f"s{number}" for number in random.sample(range(services), min(count, services))]
     if services < 20:  # one at a time where the same one is meant again and again
         return [await act(chosen[number % len(chosen)]) for number in range(min(count, 20))]
     tasks = []
     for name in chosen:
         tasks.append(asyncio.create_task(act(name)))
-        await asyncio.sleep(1 / RATE)
+        await asyncio.sleep(1 / rate)
     return list(await asyncio.gather(*tasks))
 
 
@@ -318,6 +346,7 @@ async def measure_restart(bench: Bench, row: Row) -> None:
     row.restart_to_all_seen = time.monotonic() - start
     await settle(bench)
     row.restart_writes = bench.calls(position).writes.total()
+    row.restart_memory_peak = bench.operator.memory("VmHWM")
     row.calls["restart"] = bench.calls(position).each(row.services)
 
 
@@ -376,25 +405,31 @@ async def bench_of(cluster: Cluster) -> AsyncIterator[Bench]:
                 task.cancel()
 
 
-async def measure(
-    cluster: Cluster, numbers: Sequence[int], options: argparse.Namespace, show: Callable[[Row], None]
-) -> list[Row]:
-    """All figures for each number of services, the smallest first."""
-    rows = []
+async def measure(cluster: Cluster, options: argparse.Namespace, keep: Callable[[list[Row]], None]) -> None:
+    """All figures for each number of services, the smallest first. `keep` gets what there is after every phase."""
+    rows: list[Row] = []
     async with bench_of(cluster) as bench:
         await bench.reaches(1, "sm70_operator_leader")
-        for number in sorted(numbers):
-            row = Row(number)
-            await add_services(bench, row)
-            await settle(bench)
-            await measure_rest(bench, row, options.rest)
-            await measure_edits(bench, row, options.edits)
-            await measure_rollouts(bench, row, options.rollouts)
-            await measure_restart(bench, row)
-            row.load_average = os.getloadavg()[0]
-            show(row)
-            rows.append(row)
-    return rows
+        for number in sorted(options.services):
+            rows.append(Row(number))
+            await _measure_row(bench, rows[-1], options, lambda: keep(rows))
+            show(rows[-1])
+
+
+async def _measure_row(bench: Bench, row: Row, options: argparse.Namespace, keep: Callable[[], None]) -> None:
+    phases: dict[str, Callable[[], Awaitable[None]]] = {
+        "start": lambda: add_services(bench, row),
+        "rest": lambda: measure_rest(bench, row, options.rest),
+        "edits": lambda: measure_edits(bench, row, options.edits, options.rate),
+        "rollouts": lambda: measure_rollouts(bench, row, options.rollouts, options.rate),
+        "restart": lambda: measure_restart(bench, row),
+    }
+    for phase, work in phases.items():
+        bench.say(f"{row.services} services: {phase}")
+        await work()
+        row.measured.append(phase)
+        row.load_average = os.getloadavg()[0]
+        keep()
 
 
 def show(row: Row) -> None:
@@ -414,14 +449,18 @@ def main() -> None:
     parser.add_argument("--services", type=int, nargs="+", default=[1, 100, 1000])
     parser.add_argument("--edits", type=int, default=EDITS, help="edits that are measured")
     parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help="rollouts that are measured")
+    parser.add_argument("--rate", type=float, default=RATE, help="edits and rollouts that are sent a second")
     parser.add_argument("--rest", type=float, default=REST_SECONDS, help="seconds for which the rest is watched")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures here, after every phase")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    def keep(rows: list[Row]) -> None:
+        if options.json:
+            options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+
     with empty_cluster() as cluster:
-        rows = asyncio.run(measure(cluster, options.services, options, show))
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+        asyncio.run(measure(cluster, options, keep))
 
 
 if __name__ == "__main__":
