@@ -4,7 +4,7 @@
     make test-device [STAGE=...] [DEVICE_OUT=...]    there: runs what has no result yet
 
 Stages take under eight minutes each and leave a result of their own, so that a run can go on where it was cut:
-`models`, the groups of cases (`first`, `rest`), `server`, `reference`, `tp2` (two GPUs). Each case is a server
+`models`, the groups of cases (`first`, `rest`, `more`), `reference`, `tp2` (two GPUs). Each case is a server
 that `sm70-serve` starts with a profile of the sm70 engine, as a user would, on a port of its own; the cases of a group
 run side by side. Needs Python 3.12, torch, transformers and nothing that must be fetched.
 """
@@ -44,17 +44,13 @@ GRAPHS = (
 )
 COMPILED = ("--max-cudagraph-capture-size", "16")
 COMMON = (
-    *(
-        "--max-model-len",
-        "2048",
-        "--max-num-seqs",
-        "4",
-        "--max-num-batched-tokens",
-        "1024",
-        "--enable-prompt-tokens-details",
-    ),
+    *("--max-num-seqs", "4", "--enable-prompt-tokens-details"),
     *("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "536870912"),
 )
+LONG_PROMPT = 12_300
+"""Whatever the block: a chunk of at least 1,024 tokens begins after the 8,192nd, for steps of 2,048."""
+GELU = ("--enforce-eager", "--compilation-config", '{"custom_ops":["none","+gelu_and_mul"]}')
+"""With vLLM's own switch for its custom operator, which is ours where its extension is missing."""
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 SPECULATION = ("--speculative-config", '{"method":"dflash","num_speculative_tokens":3}')
 
@@ -75,18 +71,24 @@ class Case:
     routes: tuple[str, ...] = ()
     """Routes that must have been dispatched or captured."""
     environment: dict[str, str] = field(default_factory=dict)
+    prompts: tuple[int, ...] = PROMPTS
+    longest: int = 2048
+    """Tokens that a request may have."""
+    step: int = 1024
+    """Tokens of a step of the scheduler."""
 
     def command(self, models: Path, port: int) -> list[str]:
         draft = ["--draft", str(models / self.draft), *SPECULATION] if self.draft else []
         kv = ["--kv-cache-dtype", self.kv] if self.kv else []
         served = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
         tools = TOOLS if self.recites else ()
-        arguments = [*served, *COMMON, *kv, *draft, *tools, *self.arguments]
+        sizes = ["--max-model-len", str(self.longest), "--max-num-batched-tokens", str(self.step)]
+        arguments = [*served, *sizes, *COMMON, *kv, *draft, *tools, *self.arguments]
         profile = str(HERE / self.profile) if "." in self.profile else self.profile
         return [sys.executable, "-m", "sm70_engine.cli", str(models / self.model), "--profile", profile, *arguments]
 
 
-_NVFP4 = ("nvfp4_qpn2",)
+_NVFP4 = ("nvfp4_qpn2", "nvfp4_gated")
 FIRST = {
     "dense-eager": Case("dense", EAGER, routes=("decode_scalar_paged",)),
     "hybrid-graphs": Case("hybrid", GRAPHS, routes=("decode_xqa_paged", "gdn_triton")),
@@ -118,6 +120,14 @@ REST = {
     ),
     "dense-triton": Case("dense", (*EAGER, "--attention-backend", "TRITON_ATTN"), routes=("attention_triton",)),
 }  # fmt: skip
+MORE = {
+    "nvfp4-tensors-eager": Case("nvfp4-tensors", EAGER, "nvfp4-values", routes=("decode_xqa_paged", *_NVFP4)),
+    "long-e4m3-eager": Case(
+        "nvfp4", EAGER, "nvfp4-values", kv="fp8", prompts=(LONG_PROMPT,), longest=12_544, step=2048,
+        routes=("prefill_fp8_bridge", "prefill_packed", "decode_xqa_paged", *_NVFP4),
+    ),
+    "gelu-eager": Case("gelu", GELU, routes=("decode_xqa_paged",)),
+}  # fmt: skip
 TP2 = {
     "tp2-dense-graphs": Case("dense", GRAPHS, profile=TWO_GPUS, routes=("decode_scalar_paged",)),
     "tp2-nvfp4-e4m3": Case(
@@ -125,8 +135,8 @@ TP2 = {
         routes=("decode_xqa_paged", *_NVFP4),
     ),
 }  # fmt: skip
-GROUPS = {"first": FIRST, "rest": REST, "tp2": TP2, "all": {**FIRST, **REST}}
-STAGES = ("models", "first", "rest", "reference", "tp2")
+GROUPS = {"first": FIRST, "rest": REST, "more": MORE, "tp2": TP2, "all": {**FIRST, **REST, **MORE}}
+STAGES = ("models", "first", "rest", "more", "reference", "tp2")
 
 
 @dataclass(frozen=True)
@@ -249,10 +259,10 @@ def complete(server: Server, prompt: list[int]) -> dict[str, Any]:
     }
 
 
-def ask(server: Server) -> list[dict[str, Any]]:
+def ask(server: Server, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
     """One alone, all at once, and all again (prefixes may be cached by then)."""
     rnd = random.Random(7)
-    prompts = [[rnd.randrange(300, 500) for _ in range(length)] for length in PROMPTS]
+    prompts = [[rnd.randrange(300, 500) for _ in range(length)] for length in lengths]
     answers = [complete(server, prompts[0])]
     for _ in range(2):
         with ThreadPoolExecutor(len(prompts)) as pool:
@@ -278,8 +288,8 @@ def recite(server: Server, model: Path) -> list[str]:
     return faults
 
 
-def faces(server: Server) -> dict[str, Any]:
-    """The HTTP faces: status codes, and what must be in the answers."""
+def faces(server: Server, too_long: int) -> dict[str, Any]:
+    """The HTTP faces: status codes, and what must be in the answers. too_long: tokens that no request may have."""
     chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
     schema = {
         "type": "object",
@@ -297,7 +307,7 @@ def faces(server: Server) -> dict[str, Any]:
             "/v1/chat/completions", {**chat, "n": 2, "temperature": 0.8, "top_p": 0.9, "top_k": 20}
         )[0],
         "JSON schema": server.get("/v1/chat/completions", {**chat, "max_tokens": 40, "response_format": asked})[0],
-        "too long": server.get("/v1/completions", {"model": "m", "prompt": [9] * 4000, "max_tokens": 1})[0],
+        "too long": server.get("/v1/completions", {"model": "m", "prompt": [9] * too_long, "max_tokens": 1})[0],
         "report, no key": server.get("/v1/sm70/acceleration", key=None)[0],
         "report": server.get("/v1/sm70/acceleration")[0],
         "open report": server.get("/sm70/acceleration", key=None)[0],
@@ -316,10 +326,10 @@ def run_case(lane: Lane, name: str, case: Case, port: int) -> dict[str, Any]:
     try:
         server.await_healthy(began + START_SECONDS)
         result["start_seconds"] = round(time.monotonic() - began, 1)
-        result["answers"] = ask(server)
+        result["answers"] = ask(server, case.prompts)
         if case.recites:
             result["faults"] = recite(server, lane.models / case.model)
-        result["faces"] = faces(server)
+        result["faces"] = faces(server, 2 * case.longest)
         _, report = server.get("/v1/sm70/acceleration")
         result["report"] = report
         counted = {row["route"]: row["dispatches"] + row["captures"] for row in report["routes"]}
