@@ -17,6 +17,7 @@ from sm70_operator.act.client import ApiError, ApiServer, connect
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
 from sm70_operator.observe.snapshot import Key
+from sm70_operator.runtime import heap
 from sm70_operator.runtime.engine_client import EngineClient
 from sm70_operator.runtime.health import Check, HealthServer
 from sm70_operator.runtime.leader import Leadership
@@ -244,6 +245,7 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"sm70-operator: {error}")
     set_up_logging(settings)
+    heap.tame()
     try:
         sys.exit(asyncio.run(serve(settings)))
     except OSError as error:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 from sm70_operator.observe.facts import PodFacts
@@ -15,6 +18,8 @@ from sm70_profiles.report import AccelerationReport
 
 STARTING_SECONDS = 5.0
 """Between two questions for the phase of a start."""
+REPORTS_READ = 64
+"""Reports that are kept as they are read: those of services that were looked at last."""
 
 
 class Reader(Protocol):
@@ -67,6 +72,38 @@ def _sums(report: AccelerationReport) -> tuple[int, int]:
     return sum(row.dispatches for row in report.routes), fallbacks
 
 
+@dataclass(frozen=True)
+class _Said:
+    """An answer as it is kept. A report takes 59 KiB as read and 2 KiB packed, and few are looked at."""
+
+    answer: EngineAnswer
+    """Without its report."""
+    packed: bytes = b""
+    meaning: bytes = b""
+    """Names what the report says, whenever it says it."""
+
+    @classmethod
+    def of(cls, answer: EngineAnswer) -> _Said:
+        if answer.report is None:
+            return cls(answer)
+        text = answer.report.model_dump_json(by_alias=True).encode()
+        timeless = answer.report.model_copy(update={"observed_at": ""}).model_dump_json().encode()
+        return cls(replace(answer, report=None), zlib.compress(text, 1), hashlib.sha256(timeless).digest())
+
+    @property
+    def news(self) -> tuple[bytes, str]:
+        """What has to differ for the service to be woken."""
+        return self.meaning, self.answer.error
+
+    def read(self) -> EngineAnswer:
+        return replace(self.answer, report=_report(self.packed)) if self.packed else self.answer
+
+
+@lru_cache(maxsize=REPORTS_READ)
+def _report(packed: bytes) -> AccelerationReport:
+    return AccelerationReport.model_validate_json(zlib.decompress(packed))
+
+
 @dataclass
 class _Pod:
     """One container's life: a restarted engine is asked anew and its old words are forgotten."""
@@ -75,7 +112,7 @@ class _Pod:
     address: str
     container: str
     started: bool
-    answer: EngineAnswer | None = None
+    said: _Said | None = None
     counts: _Counts | None = None
     heard: float = 0.0
     """When the last report came, on the loop's clock."""
@@ -120,12 +157,12 @@ class Poller:
         self._by_service[key] = set(wanted)
         if not wanted:
             del self._by_service[key]
-        return all(self._pods[uid].answer is not None for uid in wanted if self._pods[uid].started)
+        return all(self._pods[uid].said is not None for uid in wanted if self._pods[uid].started)
 
     def answers(self, key: Key) -> Mapping[str, EngineAnswer]:
         """What the service's pods said last, by pod uid."""
-        found = ((uid, self._pods[uid].answer) for uid in self._by_service.get(key, ()))
-        return {uid: answer for uid, answer in found if answer is not None}
+        found = ((uid, self._pods[uid].said) for uid in self._by_service.get(key, ()))
+        return {uid: said.read() for uid, said in found if said is not None}
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
@@ -161,11 +198,13 @@ class Poller:
             pod.heard = now
             if pod.counts is None:
                 pod.counts = _Counts.begin(found.report, now, self._window_seconds)
-            found = replace(found, window=pod.counts.note(found.report, now))
-        elif pod.answer is not None and pod.answer.report is not None and now - pod.heard < self._grace_seconds:
-            found = pod.answer  # a busy engine may miss a poll or two
-        before, pod.answer = pod.answer, found
-        if before is None or _meaning(before) != _meaning(found):
+            said = _Said.of(replace(found, window=pod.counts.note(found.report, now)))
+        elif pod.said is not None and pod.said.packed and now - pod.heard < self._grace_seconds:
+            said = pod.said  # a busy engine may miss a poll or two
+        else:
+            said = _Said(found)
+        before, pod.said = pod.said, said
+        if before is None or before.news != said.news:
             self._changed(pod.key)
         self._queue.add_after(uid, self._poll_seconds * random.uniform(0.9, 1.1))  # noqa: S311  # spreads polls
 
@@ -173,9 +212,9 @@ class Poller:
         found = await self._reader.read_phase(pod.address)
         if self._pods.get(uid) is not pod:
             return
-        before, pod.answer = pod.answer, found
-        said = (found.phase, found.progress)
-        if found.phase and (before is None or (before.phase, before.progress) != said):
+        before, pod.said = pod.said, _Said(found)
+        told = (found.phase, found.progress)
+        if found.phase and (before is None or (before.answer.phase, before.answer.progress) != told):
             self._changed(pod.key)
         self._queue.add_after(uid, min(self._poll_seconds, STARTING_SECONDS) * random.uniform(0.9, 1.1))  # noqa: S311
 
@@ -185,9 +224,3 @@ def _talks(pod: PodFacts) -> str:
     if pod.container is not None and pod.container.running:
         return pod.container.id or pod.container.name
     return next((step.id or step.name for step in pod.steps if step.running), "")
-
-
-def _meaning(answer: EngineAnswer) -> tuple[AccelerationReport | None, str]:
-    """The answer without the time at which it was given."""
-    report = answer.report
-    return (None if report is None else report.model_copy(update={"observed_at": ""})), answer.error

@@ -12,8 +12,6 @@ import pytest
 from aiohttp import web
 
 from sm70_operator.act.client import ApiError, ApiServer, Authorization
-from sm70_operator.runtime.engine_client import lean
-from unit.operator import builders
 
 
 class Spy:
@@ -89,9 +87,3 @@ async def test_no_answer_is_an_error_too() -> None:
         await api.get("Service", "serving", "x")
     assert caught.value.code == 0
     await api.close()
-
-
-def test_reports_share_what_is_equal_in_them() -> None:
-    one, other = lean(builders.report()), lean(builders.report())
-    assert one == other == builders.report()
-    assert all(row is same for row, same in zip(one.paths, other.paths, strict=True))
