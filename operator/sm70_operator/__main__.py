@@ -24,7 +24,7 @@ from sm70_operator.runtime.leader import Leadership
 from sm70_operator.runtime.metrics import Metrics
 from sm70_operator.runtime.poller import Poller
 from sm70_operator.runtime.queue import WorkQueue
-from sm70_operator.runtime.reconciler import Reconciler, RetryError
+from sm70_operator.runtime.reconciler import SOON_SECONDS, Reconciler, RetryError
 from sm70_operator.runtime.watches import Watches
 from sm70_operator.settings import LogFormat, Settings, SettingsError
 
@@ -137,7 +137,8 @@ class Process:
             with self.metrics.reconcile_seconds.time():
                 wake = await self.reconciler.reconcile(key)
         except NotLeaderError:
-            return
+            # The lease may be renewed late and held again: what was left undone has to be taken up then.
+            self.queue.add_after(key, SOON_SECONDS)
         except (RetryError, ApiError) as error:
             wait = self.queue.retry(key)
             logger.warning("%s: %s; again in %.1f s", key, error, wait)

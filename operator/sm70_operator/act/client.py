@@ -19,8 +19,7 @@ from sm70_profiles.report import printable
 
 Raw = dict[str, Any]
 TOKEN_SECONDS = 60.0
-MAX_CONNECTIONS = 16
-"""Each holds up to 256 KiB for TLS."""
+MAX_CONNECTIONS = 64
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"

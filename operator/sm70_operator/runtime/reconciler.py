@@ -116,7 +116,7 @@ class Reconciler:
         if not (early and planned.promotes):
             await self._tell(planned, resource, now)
         self._metrics.reconciles.labels("success").inc()
-        return SOON_SECONDS if early else planned.wake_after_seconds
+        return SOON_SECONDS if early or not self._may_act() else planned.wake_after_seconds
 
     async def _act(self, planned: Plan, resource: Resource, store: Store) -> bool:
         """Carries out the actions in order; True if one has to wait for the cache to catch up."""

@@ -14,7 +14,7 @@ import pytest
 
 from sm70_operator import handlers
 from sm70_operator.__main__ import Process
-from sm70_operator.act.apply import Executor
+from sm70_operator.act.apply import Executor, NotLeaderError
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
 from sm70_operator.api import names
@@ -298,3 +298,35 @@ async def test_a_service_that_hangs_or_breaks_delays_no_other_and_none_is_looked
         worker.cancel()
     process.queue.close()
     await process.engines.close()
+
+
+async def test_what_a_late_renewal_of_the_lease_interrupts_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm70_operator.__main__.SOON_SECONDS", 0.0)
+    process = Process(SETTINGS.model_copy(update={"leader_election": False}), FakeApi(), "operator-1")
+    looks, finished = 0, asyncio.Event()
+
+    async def reconcile(key: Key) -> float | None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise NotLeaderError("the lease is not held any more")
+        finished.set()
+        return None
+
+    process.reconciler.reconcile = reconcile  # type: ignore[method-assign]
+    worker = asyncio.create_task(process._worker())
+    process.queue.add(KEY)
+    await asyncio.wait_for(finished.wait(), 10)
+    worker.cancel()
+    process.queue.close()
+    await process.engines.close()
+
+
+async def test_a_status_that_the_lease_did_not_let_be_written_is_due_soon(bench: Bench) -> None:
+    bench.serves()
+    await bench.reconciler.reconcile(KEY)
+    await bench.awake.wait()
+    held = iter([True, False, False])  # at the start of the look, and when its status is to be written
+    bench.reconciler._may_act = lambda: next(held)
+    assert await bench.reconciler.reconcile(KEY) == pytest.approx(1)
+    assert bench.api.writes == []
