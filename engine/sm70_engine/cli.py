@@ -74,7 +74,7 @@ def _run(command_line: CommandLine, request: ServeRequest, environment: MutableM
     if command_line.render:
         return 0
     check_versions(launch.resolution.flavour)
-    return _serve(verified(launch, command_line.skip), environment)
+    return _serve(verified(launch, environment, command_line.skip), environment)
 
 
 def _serve(launch: Launch, environment: MutableMapping[str, str]) -> int:

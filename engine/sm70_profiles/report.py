@@ -190,6 +190,8 @@ class CheckpointReport(ReportPart):
     verdict: Word
     """`passed`, `unverified` (nothing to compare with) or `skipped` (by the user); a failed one never serves."""
     files: dict[Word, Word] = Field(default_factory=dict, max_length=64)
+    reason: Text = ""
+    """Why it is not `passed`."""
 
 
 class SettledValue(ReportPart):

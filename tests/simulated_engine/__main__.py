@@ -50,7 +50,7 @@ class Life:
         loop.add_signal_handler(signal.SIGTERM, lambda: None if self.behaviour.deaf else self.asked.set())
         loop.add_signal_handler(signal.SIGINT, self.asked.set)
         try:
-            launch = verified(plan_launch(request, self.environment))
+            launch = verified(plan_launch(request, self.environment), self.environment)
         except ServeError as error:
             return self.end(failure(error), REFUSED)
         folder = SessionFolder.create(self.environment)

@@ -15,7 +15,8 @@ from sm70_engine.cache.use import CacheUse, cache_home
 from sm70_engine.plugin.settings import EngineSettings, SettingsError, read_settings
 from sm70_engine.serve.checkpoint import read_checkpoint
 from sm70_engine.serve.failure import ServeError, refused
-from sm70_engine.serve.pins import check_pins
+from sm70_engine.serve.hub_draft import HubDraft, hub_draft
+from sm70_engine.serve.pins import SkippableCheck, check_pins, draft_sums
 from sm70_engine.serve.weights import weight_faults
 from sm70_engine.session import Session
 from sm70_profiles.facts import GpuFacts, HostFacts
@@ -95,16 +96,27 @@ def plan_launch(request: ServeRequest, environment: Mapping[str, str], *, strict
     return replace(launch, strict=strictly)
 
 
-def verified(launch: Launch, skip: Collection[str] = ()) -> Launch:
+def verified(launch: Launch, environment: Mapping[str, str], skip: Collection[str] = ()) -> Launch:
     """The launch with its checkpoints compared with their pins. Raises ServeError with every mismatch at once.
 
-    skip: names of checks to leave out (`pins.SkippableCheck`). Files with a known checksum are read in full.
+    skip: names of checks to leave out (`pins.SkippableCheck`). Files with a known checksum are read in full; a draft
+    from a hub is fetched for it.
     """
-    checkpoints, mismatches = check_pins(launch.request, skip)
+    fetch = SkippableCheck.DRAFT not in skip
+    checkpoints, mismatches = check_pins(launch.request, skip, draft_of(launch, environment, fetch))
     if mismatches:
         errors = [error for _, error in mismatches]
         raise ServeError(errors[0].reason, "; ".join(error.message for error in errors), errors[0].remedy)
     return replace(launch, checkpoints=checkpoints)
+
+
+def draft_of(launch: Launch, environment: Mapping[str, str], fetch: bool) -> HubDraft | None:
+    """The draft that comes from a hub; None where there is none or it is a folder. Raises ServeError."""
+    if not launch.downloads_draft:
+        return None
+    checkpoint = launch.request.profile.draft.checkpoint
+    hub = checkpoint.hugging_face if checkpoint is not None else None
+    return hub_draft(hub, draft_sums(launch.request), environment, fetch)
 
 
 def explained(refusal: StrictRefusal) -> ServeError:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sm70_engine.serve.failure import ServeError
+from sm70_engine.serve.hub_draft import HubDraft
 from sm70_profiles.base import printable
 from sm70_profiles.checkpoints import Verdict, overall, verify
 from sm70_profiles.profile import UNKNOWN, Checkpoint
@@ -30,24 +31,40 @@ class SkippableCheck(StrEnum):
     DRAFT = "draft-sha256"
 
 
-def pins(request: ServeRequest) -> dict[str, tuple[Path, SkippableCheck, dict[str, str]]]:
-    """Folder, check and wanted checksums by file name, for `model` and `draft` as far as they are local."""
-    profile = request.profile
-    found = {"model": (Path(request.model_path), SkippableCheck.MODEL, _sums(profile.model_checkpoint))}
+def draft_sums(request: ServeRequest) -> dict[str, str]:
+    """Checksums of the draft's files by name: the request's win over the profile's."""
+    return {**_sums(request.profile.draft.checkpoint), **(request.draft_sha256 or {})}
+
+
+def pins(
+    request: ServeRequest, hub: HubDraft | None = None
+) -> dict[str, tuple[Path | None, SkippableCheck, dict[str, str]]]:
+    """Folder (None: not known), check and wanted checksums by file name, for `model` and `draft`.
+
+    hub: the draft where it comes from a hub.
+    """
+    found: dict[str, tuple[Path | None, SkippableCheck, dict[str, str]]] = {
+        "model": (Path(request.model_path), SkippableCheck.MODEL, _sums(request.profile.model_checkpoint))
+    }
     if request.draft_path is not None:
-        wanted = {**_sums(profile.draft.checkpoint), **(request.draft_sha256 or {})}
-        found["draft"] = (Path(request.draft_path), SkippableCheck.DRAFT, wanted)
+        found["draft"] = (Path(request.draft_path), SkippableCheck.DRAFT, draft_sums(request))
+    elif hub is not None:
+        found["draft"] = (hub.folder, SkippableCheck.DRAFT, hub.wanted)
     return found
 
 
 def check_pins(
-    request: ServeRequest, skip: Collection[str] = ()
+    request: ServeRequest, skip: Collection[str] = (), hub: HubDraft | None = None
 ) -> tuple[tuple[CheckpointReport, ...], list[tuple[str, ServeError]]]:
-    """What the report says of each checkpoint, and every mismatch with `model` or `draft`."""
+    """What the report says of each checkpoint, and every mismatch with `model` or `draft`. hub: as for `pins`."""
     reports, errors = [], []
-    for what, (folder, check, wanted) in pins(request).items():
+    for what, (folder, check, wanted) in pins(request, hub).items():
         if check in skip:
-            reports.append(CheckpointReport(what=what, verdict=SKIPPED))
+            reports.append(CheckpointReport(what=what, verdict=SKIPPED, reason=f"left out by `--skip-check {check}`"))
+            continue
+        if folder is None:
+            reason = hub.reason if hub is not None else ""
+            reports.append(CheckpointReport(what=what, verdict=Verdict.UNVERIFIED, reason=reason))
             continue
         verdicts = _verdicts(folder, wanted)
         wrong = [
@@ -55,7 +72,9 @@ def check_pins(
         ]
         if wrong:
             errors.append((what, _mismatch(what, check, wrong)))
-        reports.append(CheckpointReport(what=what, verdict=overall(verdicts), files=_bounded(verdicts)))
+        verdict = overall(verdicts)
+        reason = _unverified(verdicts) if verdict is Verdict.UNVERIFIED else ""
+        reports.append(CheckpointReport(what=what, verdict=verdict, files=_bounded(verdicts), reason=reason))
     return tuple(reports), errors
 
 
@@ -80,6 +99,11 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return "unreadable"
+
+
+def _unverified(verdicts: Mapping[str, Verdict]) -> str:
+    open_ones = sorted(name for name, verdict in verdicts.items() if verdict is Verdict.UNVERIFIED)
+    return f"no checksum is known for {printable(', '.join(open_ones), 300) or 'any of its files'}"
 
 
 def _bounded(verdicts: Mapping[str, Verdict]) -> dict[str, str]:

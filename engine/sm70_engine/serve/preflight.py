@@ -18,7 +18,7 @@ from sm70_engine.acceleration.routes import create_counters
 from sm70_engine.acceleration.strict import remedy_of, waiting_paths
 from sm70_engine.serve.checkpoint import read_checkpoint
 from sm70_engine.serve.failure import ServeError
-from sm70_engine.serve.launch import Launch, launch_of
+from sm70_engine.serve.launch import Launch, draft_of, launch_of
 from sm70_engine.serve.parse import PREFIX, Fault
 from sm70_engine.serve.pins import check_pins
 from sm70_engine.serve.versions import check_versions
@@ -67,7 +67,8 @@ def preflight(
     findings += _refusals(launch.resolution)
     findings += _contents(request, facts)
     if not any(finding.subject in ("model", "draft") for finding in findings):
-        findings += [_error(error, what) for what, error in check_pins(request, skip)[1]]
+        hub = draft_of(launch, environment, fetch=False)
+        findings += [_error(error, what) for what, error in check_pins(request, skip, hub)[1]]
     findings += _paths(launch, strictly)
     findings += _disks(launch, environment)
     findings += _engine(launch, environment, parse or parse_with_vllm)

@@ -59,6 +59,15 @@ class LoopbackHub:
             siblings.append(entry)
         return {"id": REPO, "modelId": REPO, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
 
+    def tree(self) -> list[dict[str, Any]]:
+        entries = []
+        for path, data in self.files.items():
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": git_blob(data)}
+            if path.endswith(".safetensors"):
+                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+            entries.append(entry)
+        return entries
+
     def scope_listing(self) -> dict[str, Any]:
         files = [
             {"Path": path, "Size": len(data), "Sha256": hashlib.sha256(data).hexdigest(), "Type": "blob"}
@@ -91,6 +100,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(401, b'{"error": "gated"}', headers, body=body)
         elif url.path == f"/api/models/{REPO}/revision/{COMMIT}":
             self._send(200, json.dumps(self.hub.listing()).encode(), {}, body=body)
+        elif url.path == f"/api/models/{REPO}/tree/{COMMIT}":
+            self._send(200, json.dumps(self.hub.tree()).encode(), {}, body=body)
         elif match := re.fullmatch(f"/{REPO}/resolve/{COMMIT}/(.+)", url.path):
             self._file(match[1], body=body)
         elif url.path == f"/api/v1/models/{REPO}/repo/files":
