@@ -20,7 +20,7 @@ from sm70_operator.api.conditions import ConditionStatus
 from sm70_operator.api.types import StatusPart, Text, Word, list_map
 from sm70_profiles.base import Document, Figure, Name, ProfileName
 from sm70_profiles.identity import QualificationIdentity, short
-from sm70_profiles.qualification import Bound, GateName, QualificationReport, Verdict
+from sm70_profiles.qualification import Bound, Digest, GateName, QualificationReport, Verdict
 
 MAX_GATES = 64
 KEY_LENGTH = 10
@@ -40,6 +40,9 @@ class QualificationSpec(Document):
     revision: Annotated[str, StringConstraints(min_length=1, max_length=16, pattern=r"^[a-z0-9]+$")]
     key: QualificationIdentity
     suite: ProfileName
+    suite_digest: Digest | None = Field(
+        default=None, description="SHA-256 of the suite's document where it is the user's own; a built-in one has none."
+    )
     thresholds: dict[GateName, Figure] = Field(
         default_factory=dict, max_length=32, description="Floors that were demanded in place of the suite's."
     )
@@ -185,4 +188,5 @@ def parse_evidence(raw: Mapping[str, Any]) -> Evidence | None:
 def qualification_name(service: str, spec: QualificationSpec) -> str:
     """The name of the evidence and of the Job that makes it: the same run has the same name, also after a crash."""
     judged = {"key": spec.key, "suite": spec.suite, "thresholds": dict(spec.thresholds)}
+    judged |= {"suiteDigest": spec.suite_digest} if spec.suite_digest else {}
     return f"{service}-q{short(judged, KEY_LENGTH)}-{spec.attempt}"

@@ -155,10 +155,19 @@ class OnInconclusive(StrEnum):
     PROMOTE = "Promote"
 
 
+class SuiteSource(Document):
+    """A suite document of the user's own. Evidence holds for its very content."""
+
+    config_map: KeyReference
+
+
 class Qualification(Document):
     """What a revision has to show before it gets traffic, beside its acceleration."""
 
     suite: ProfileName = Field(default="smoke", description="A built-in suite.")
+    suite_ref: SuiteSource | None = Field(
+        default=None, description="In place of `suite`: a suite of your own, which the judge reads from the ConfigMap."
+    )
     thresholds: dict[GateName, Figure] = Field(
         default_factory=dict,
         max_length=32,

@@ -114,8 +114,8 @@ class EngineAnswer:
 
 
 @dataclass(frozen=True)
-class ProfileDocument:
-    """The ConfigMap entry that `profileRef` names: its text, or what is missing."""
+class UserDocument:
+    """The ConfigMap entry that `profileRef` or `qualification.suiteRef` names: its text, or what is missing."""
 
     text: str | None = None
     missing: str = ""
@@ -153,7 +153,9 @@ class Snapshot:
     evidence: tuple[Evidence, ...] = ()
     claim: ObjectFacts | None = None
     """The compile cache's claim, when the operator made it."""
-    profile: ProfileDocument | None = None
+    profile: UserDocument | None = None
+    suite: UserDocument | None = None
+    """The user's own suite, where the spec names one."""
     nodes: tuple[NodeFacts, ...] | None = None
     """None: the operator may not see nodes, or they were not asked for (`Plan.needs_nodes`)."""
     nodes_hidden: bool = False

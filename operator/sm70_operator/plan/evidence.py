@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sm70_operator.api.conditions import Finding, Reason, with_remedy
+from sm70_operator.api.pod import KeyReference
 from sm70_operator.api.qualification import Evidence
 from sm70_operator.api.types import OnInconclusive, Qualification, QualificationTime
 from sm70_operator.render.revision import Revision
@@ -184,28 +185,45 @@ class EvidenceView:
         return self.certain and self.standing is Standing.PROVEN
 
 
-def judge_evidence(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualification | None) -> EvidenceView:
+@dataclass(frozen=True)
+class AskedSuite:
+    """The suite by which a revision is judged. `digest` and `config` are set where it is the user's own."""
+
+    name: str
+    digest: str | None = None
+    config: KeyReference | None = None
+
+
+def judge_evidence(
+    found: Sequence[Evidence],
+    wanted: Wanted | None,
+    policy: Qualification | None,
+    suite: AskedSuite | None = None,
+) -> EvidenceView:
     """What the namespace's evidence says of an identity, with the finding for `Qualified`.
 
     Any run that passed proves the key, whichever service it was made for; a run that failed decides too, because the
-    same key is not tried again while its evidence exists. `wanted` None: nothing is known of the revision.
+    same key is not tried again while its evidence exists. `wanted` None: nothing is known of the revision. `suite`
+    None: the built-in one that the policy names.
     """
-    view = _judged(found, wanted, policy)
+    view = _judged(found, wanted, policy, suite)
     return replace(view, certain=wanted is not None and wanted.complete() is not None)
 
 
-def _judged(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualification | None) -> EvidenceView:
+def _judged(
+    found: Sequence[Evidence], wanted: Wanted | None, policy: Qualification | None, suite: AskedSuite | None
+) -> EvidenceView:
     if policy is None or policy.when is QualificationTime.NEVER:
         text = "No qualification is demanded."
         return EvidenceView(Standing.NOT_REQUIRED, Finding.unknown(Reason.NOT_REQUIRED, text))
-    asked = (policy.suite, policy.thresholds)
-    runs = [one for one in found if (one.spec.suite, one.spec.thresholds) == asked and not one.deleting]
+    suite = suite or AskedSuite(policy.suite)
+    runs = [one for one in found if _asks(one, suite, policy) and not one.deleting]
     mine = [] if wanted is None else [one for one in runs if wanted.matches(one.spec.key)]
     mine.sort(key=lambda one: (one.spec.attempt, one.name))
     attempts = policy.repeats + 1
     upcoming = max((one.spec.attempt for one in mine), default=0) + 1
     if passed := _with(mine, Verdict.PASSED):
-        text = f"`{passed.name}` passed suite `{policy.suite}` ({passed.status.summary} gates)."
+        text = f"`{passed.name}` passed suite `{suite.name}` ({passed.status.summary} gates)."
         return EvidenceView(Standing.PROVEN, Finding.true(Reason.PASSED, text), passed, upcoming, Verdict.PASSED)
     if failed := _with(mine, Verdict.FAILED):
         finding = _false(Reason.GATE_FAILED, f"`{failed.name}`: {_wrong(failed)}")
@@ -214,7 +232,7 @@ def _judged(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualificat
     last = done[-1] if done else None
     verdict = None if last is None else last.status.verdict
     if running := next((one for one in reversed(mine) if not one.finished), None):
-        text = f"`{running.name}` runs suite `{policy.suite}`, attempt {running.spec.attempt} of {attempts}."
+        text = f"`{running.name}` runs suite `{suite.name}`, attempt {running.spec.attempt} of {attempts}."
         return EvidenceView(Standing.RUNNING, Finding.unknown(Reason.RUNNING, text), running, upcoming, verdict)
     if last is not None:
         reason = Reason.INCONCLUSIVE if verdict is Verdict.INCONCLUSIVE else Reason.RUN_ERROR
@@ -228,8 +246,13 @@ def _judged(found: Sequence[Evidence], wanted: Wanted | None, policy: Qualificat
         then, now = f"`{key.gpu_product}`, driver {key.driver_branch}", _place_text(wanted)
         finding = _false(Reason.STALE, f"`{stale.name}` passed on {then}; the server now runs on {now}.")
         return EvidenceView(Standing.STALE, finding, stale, upcoming)
-    text = f"There is no evidence of suite `{policy.suite}` for this revision yet."
+    text = f"There is no evidence of suite `{suite.name}` for this revision yet."
     return EvidenceView(Standing.MISSING, Finding.unknown(Reason.EVIDENCE_MISSING, text), None, upcoming)
+
+
+def _asks(run: Evidence, suite: AskedSuite, policy: Qualification) -> bool:
+    asked = (suite.name, suite.digest, policy.thresholds)
+    return (run.spec.suite, run.spec.suite_digest, run.spec.thresholds) == asked
 
 
 def _with(runs: Sequence[Evidence], verdict: Verdict) -> Evidence | None:

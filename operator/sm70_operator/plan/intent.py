@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydantic import ValidationError
 
@@ -11,14 +13,15 @@ from sm70_operator.api.conditions import Finding, Reason, with_remedy
 from sm70_operator.api.hashing import attempt_name, revision_name, source_name
 from sm70_operator.api.types import Qualification, QualificationTime, Spec
 from sm70_operator.observe.revisions import RevisionFacts
-from sm70_operator.observe.snapshot import ProfileDocument, Resource, Snapshot
+from sm70_operator.observe.snapshot import Resource, Snapshot, UserDocument
+from sm70_operator.plan.evidence import AskedSuite
 from sm70_operator.render import revision as revisions
 from sm70_operator.render.revision import Revision, cache_volume, checkpoint_path, pod_resources, quantity
 from sm70_operator.settings import Settings
 from sm70_profiles.catalog import ProfileNotFoundError, load_profile
 from sm70_profiles.documents import DocumentError, describe, parse_profile
 from sm70_profiles.profile import Profile
-from sm70_profiles.qualification import Performance, QualificationError, load_suite
+from sm70_profiles.qualification import Performance, QualificationError, Suite, load_suite, parse_suite
 from sm70_profiles.report import printable
 from sm70_profiles.resolver import Resolution, ServeRequest, resolve
 
@@ -37,6 +40,7 @@ class Target:
     """Names what of the spec it is made from."""
     attempt: str
     """Names the whole spec, for which a rejection holds."""
+    suite: AskedSuite
     recorded: bool = False
 
 
@@ -59,14 +63,17 @@ def read_intent(snapshot: Snapshot, settings: Settings) -> Target | Rejected:
     spec = None
     try:
         spec = _read_spec(snapshot.resource)
+        suite, wrong = _read_suite(spec.qualification, snapshot.suite)
         if spec.rollout.rollback_to is not None:
-            return _recorded(snapshot, spec, spec.rollout.rollback_to)
+            _refuse(wrong)
+            return _recorded(snapshot, spec, spec.rollout.rollback_to, suite)
         profile = _read_profile(spec, snapshot.profile)
         source = source_name(snapshot.resource.spec, None if spec.profile is not None else profile)
         known = [one for one in _records(snapshot) if one.source == source and one.document is not None]
         if known:
-            return _target(snapshot, spec, max(known, key=lambda one: one.number), source)
-        return _resolve(snapshot.resource, spec, profile, settings, source)
+            _refuse(wrong)
+            return _target(snapshot, spec, max(known, key=lambda one: one.number), source, suite)
+        return _resolve(snapshot.resource, spec, profile, settings, source, suite, wrong)
     except _Refused as refused:
         return Rejected(spec, refused.finding)
 
@@ -76,22 +83,27 @@ def _records(snapshot: Snapshot) -> list[RevisionFacts]:
     return [one for one in snapshot.revisions if one.object.owner == uid and not one.object.deleting]
 
 
-def _recorded(snapshot: Snapshot, spec: Spec, name: str) -> Target:
+def _refuse(refusals: Sequence[str]) -> None:
+    if refusals:
+        raise _Refused(Reason.REFUSED, " ".join(_sentence(refusal) for refusal in refusals))
+
+
+def _recorded(snapshot: Snapshot, spec: Spec, name: str, suite: AskedSuite) -> Target:
     """The stored revision of this name."""
     found = [one for one in _records(snapshot) if one.name == name]
     if found and found[0].document is not None:
-        return _target(snapshot, spec, found[0], f"rollback to {name}")
+        return _target(snapshot, spec, found[0], f"rollback to {name}", suite)
     there = ", ".join(f"`{one.name}`" for one in sorted(_records(snapshot), key=lambda one: -one.number)[:10])
     why = "cannot be read by this version of the operator" if found else f"found only {there or 'none'}"
     raise _Refused(Reason.REFUSED, f"`rollout.rollbackTo` must name a stored revision; `{name}` {why}.")
 
 
-def _target(snapshot: Snapshot, spec: Spec, found: RevisionFacts, source: str) -> Target:
+def _target(snapshot: Snapshot, spec: Spec, found: RevisionFacts, source: str, suite: AskedSuite) -> Target:
     document, resolution = found.document, found.resolution
     assert document is not None
     assert resolution is not None
     attempt = attempt_name(snapshot.resource.spec, source)
-    return Target(spec, found.name, document, resolution, source, attempt, recorded=True)
+    return Target(spec, found.name, document, resolution, source, attempt, suite, recorded=True)
 
 
 def _read_spec(resource: Resource) -> Spec:
@@ -101,7 +113,7 @@ def _read_spec(resource: Resource) -> Spec:
         raise _Refused(Reason.SCHEMA_UNSUPPORTED, f"The stored spec cannot be read: {describe(error)}.") from None
 
 
-def _read_profile(spec: Spec, document: ProfileDocument | None) -> Profile:
+def _read_profile(spec: Spec, document: UserDocument | None) -> Profile:
     if spec.profile is not None:
         try:
             return load_profile(spec.profile)
@@ -116,7 +128,15 @@ def _read_profile(spec: Spec, document: ProfileDocument | None) -> Profile:
         raise _Refused(Reason.PROFILE_INVALID, _sentence(str(error))) from None
 
 
-def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Settings, source: str) -> Target:
+def _resolve(
+    resource: Resource,
+    spec: Spec,
+    profile: Profile,
+    settings: Settings,
+    source: str,
+    suite: AskedSuite,
+    wrong: Sequence[str],
+) -> Target:
     try:
         request = ServeRequest(
             profile=profile,
@@ -136,9 +156,7 @@ def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Setting
         raise _Refused(Reason.SCHEMA_UNSUPPORTED, f"The stored spec cannot be read: {describe(error)}.") from None
     resolution = resolve(request)
     image = spec.engine.image or settings.engine_image(resolution.flavour)
-    refusals = [str(refusal) for refusal in resolution.refusals] + _own_refusals(spec, resolution, image)
-    if refusals:
-        raise _Refused(Reason.REFUSED, " ".join(_sentence(refusal) for refusal in refusals))
+    _refuse([*map(str, resolution.refusals), *_own_refusals(spec, resolution, image), *wrong])
     document = Revision(
         render_version=revisions.RENDER_VERSION,
         request=request,
@@ -157,7 +175,7 @@ def _resolve(resource: Resource, spec: Spec, profile: Profile, settings: Setting
         pod=spec.pod,
     )
     attempt = attempt_name(resource.spec, source)
-    return Target(spec, revision_name(document), document, resolution, source, attempt)
+    return Target(spec, revision_name(document), document, resolution, source, attempt, suite)
 
 
 def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:
@@ -175,7 +193,6 @@ def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:
         for position, variable in enumerate(spec.env)
         if variable.name in reserved
     ]
-    refusals += _suite_refusals(spec.qualification)
     resources = pod_resources(spec, resolution)
     shared, limit = quantity(resources.shared_memory), quantity(resources.limits.get("memory", ""))
     if shared is not None and limit is not None and shared >= limit:
@@ -187,23 +204,39 @@ def _own_refusals(spec: Spec, resolution: Resolution, image: str) -> list[str]:
     return refusals
 
 
-def _suite_refusals(qualification: Qualification) -> list[str]:
-    """The judge has the operator's own suites, so what it would refuse is refused before anything is stopped."""
+def _read_suite(qualification: Qualification, document: UserDocument | None) -> tuple[AskedSuite, list[str]]:
+    """The suite that is asked for, and what the judge would refuse: refused here, before anything is stopped."""
+    asked = AskedSuite(qualification.suite)
     if qualification.when is QualificationTime.NEVER:
-        return []
+        return asked, []
     try:
-        suite = load_suite(qualification.suite)
+        suite = load_suite(qualification.suite) if qualification.suite_ref is None else _own_suite(document)
     except QualificationError as error:
-        return [f"Suite: `qualification.suite` must be a built-in suite; {error}. Choose one of these."]
+        where = "suite" if qualification.suite_ref is None else "suiteRef"
+        must = "a built-in suite" if qualification.suite_ref is None else "a suite document"
+        return asked, [f"Suite: `qualification.{where}` must name {must}; {error}. Choose one, or mend it."]
+    if qualification.suite_ref is not None:
+        asked = AskedSuite(suite.name, suite.reference.digest, qualification.suite_ref.config_map)
     rated = {gate.name for gate in suite.gates if isinstance(gate, Performance)}
     wrong = sorted(set(qualification.thresholds) - rated)
     if not wrong:
-        return []
+        return asked, []
     there = ", ".join(f"`{name}`" for name in sorted(rated)) or "it has none"
-    return [
+    return asked, [
         f"Threshold: `qualification.thresholds` must name performance gates of suite `{suite.name}` ({there}); found"
         f" {', '.join(f'`{name}`' for name in wrong)}. Remove them."
     ]
+
+
+def _own_suite(document: UserDocument | None) -> Suite:
+    if document is None or document.text is None:
+        raise QualificationError("it could not be read" if document is None else document.missing)
+    return _parsed_suite(document.text)
+
+
+@lru_cache(maxsize=64)
+def _parsed_suite(text: str) -> Suite:
+    return parse_suite(text.encode())
 
 
 def _sentence(text: str) -> str:

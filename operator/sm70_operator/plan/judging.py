@@ -48,7 +48,7 @@ def judgement_of(
             image_id, device = pod.container.image_id, report.device
             break
     wanted = wanted_identity(target.revision, target.resolution, image_id, device)
-    evidence = judge_evidence(snapshot.evidence, wanted, target.spec.qualification)
+    evidence = judge_evidence(snapshot.evidence, wanted, target.spec.qualification, target.suite)
     return Judgement(evidence, wanted, _preflight(snapshot, target, fleet, base, settings, now))
 
 
@@ -138,9 +138,7 @@ def _verdicts(snapshot: Snapshot, now: datetime) -> Iterator[Action]:
             # What it said was of a run whose evidence was deleted, so that it is judged anew.
             yield Delete(job.object.name, job.object.uid, job.object.version, "It belongs to an earlier run.", "Job")
             continue
-        status = read_verdict(
-            last_words(job, snapshot.job_pods), run.spec.suite, job.message if job.failed else "", now
-        )
+        status = read_verdict(last_words(job, snapshot.job_pods), run.spec, job.message if job.failed else "", now)
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         yield Conclude(run.name, run.uid, body, f"Run {run.name} ended: {status.verdict}.")
 
@@ -156,7 +154,9 @@ def _judge(snapshot: Snapshot, target: Target, judgement: Judgement, settings: S
     run = JudgeRun(
         revision=target.name,
         key=key,
-        suite=policy.suite,
+        suite=target.suite.name,
+        suite_digest=target.suite.digest,
+        suite_config=target.suite.config,
         attempt=view.next_attempt if running is None else running.spec.attempt,
         image=settings.judge_image,
         served_name=target.revision.request.served_name,
@@ -165,7 +165,7 @@ def _judge(snapshot: Snapshot, target: Target, judgement: Judgement, settings: S
         timeout_seconds=policy.timeout_seconds,
         thresholds=policy.thresholds,
     )
-    because = f"Revision {target.name} is judged by suite `{policy.suite}`, run {run.attempt}."
+    because = f"Revision {target.name} is judged by suite `{target.suite.name}`, run {run.attempt}."
     if running is None:
         yield Apply(render_qualification(owner, run), because, known=False)
     if run.name(owner.name) not in {job.object.name for job in snapshot.jobs}:

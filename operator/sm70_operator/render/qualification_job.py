@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import PurePosixPath
 
 from sm70_operator.api import names
 from sm70_operator.api.pod import KeyReference, LocalReference
@@ -27,6 +28,7 @@ from sm70_profiles.identity import QualificationIdentity
 from sm70_profiles.qualification import QualificationError, parse_qualification
 
 PROGRAM = "sm70-qualify"
+SUITE_FILE = "/suite/suite.yaml"
 UID = 65532
 TRIES = 3
 """Pods of one run: a judge that was evicted, or whose node was lost, has judged nothing."""
@@ -53,6 +55,9 @@ class JudgeRun:
     timeout_seconds: int = DEFAULT_SECONDS
     thresholds: Mapping[str, str] = field(default_factory=dict)
     """Floors in place of the suite's, by gate."""
+    suite_digest: str | None = None
+    suite_config: KeyReference | None = None
+    """Where the user's own suite is. Its digest is what it was when it was read; the judge's report tells its own."""
 
     def spec(self, service: str) -> QualificationSpec:
         """What the evidence says was to be judged."""
@@ -61,6 +66,7 @@ class JudgeRun:
             revision=self.revision,
             key=self.key,
             suite=self.suite,
+            suite_digest=self.suite_digest,
             thresholds=dict(self.thresholds),
             attempt=self.attempt,
         )
@@ -91,12 +97,13 @@ def render_qualification_job(owner: Owner, run: JudgeRun) -> Manifest:
     if run.api_key is not None:
         reference = {"name": run.api_key.name, "key": run.api_key.key}
         environment.append({"name": names.API_KEY_VARIABLE, "valueFrom": {"secretKeyRef": reference}})
+    suite = run.suite if run.suite_config is None else SUITE_FILE
     container: Manifest = {
         "name": names.JOB_CONTAINER,
         "image": run.image,
         "command": [PROGRAM],
         "args": [
-            *("run", "--url", candidate, "--suite", run.suite, "--model", run.served_name),
+            *("run", "--url", candidate, "--suite", suite, "--model", run.served_name),
             *("--out", "/tmp/report.json", "--termination-log", names.TERMINATION_LOG),  # noqa: S108
             *(word for gate in sorted(run.thresholds) for word in ("--threshold", f"{gate}={run.thresholds[gate]}")),
         ],
@@ -113,6 +120,12 @@ def render_qualification_job(owner: Owner, run: JudgeRun) -> Manifest:
         "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}}],
         **job_pod(),
     }
+    if run.suite_config is not None:
+        items = [{"key": run.suite_config.key, "path": PurePosixPath(SUITE_FILE).name}]
+        pod["volumes"].append({"name": "suite", "configMap": {"name": run.suite_config.name, "items": items}})
+        container["volumeMounts"].append(
+            {"name": "suite", "mountPath": str(PurePosixPath(SUITE_FILE).parent), "readOnly": True}
+        )
     if run.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": one.name} for one in run.image_pull_secrets]
     return render_job(
@@ -178,12 +191,12 @@ def render_job(owner: Owner, *, name: str, component: str, revision: str, pod: M
     }
 
 
-def read_verdict(messages: Sequence[str], suite: str, problem: str, now: datetime) -> QualificationStatus:
+def read_verdict(messages: Sequence[str], asked: QualificationSpec, problem: str, now: datetime) -> QualificationStatus:
     """The status of a run whose Job has ended.
 
-    messages: the termination messages of the Job's pods, the newest last. suite: what was to be run. problem: why the
-    Job failed by its controller's word, empty if it did not. A report that is missing, broken or of another suite makes
-    the verdict Error: nothing was proven.
+    messages: the termination messages of the Job's pods, the newest last. asked: what was to be judged. problem: why
+    the Job failed by its controller's word, empty if it did not. A report that is missing, broken or of another suite
+    makes the verdict Error: nothing was proven.
     """
     wrong = problem
     for text in reversed([text for text in messages if text.strip()]):
@@ -192,8 +205,11 @@ def read_verdict(messages: Sequence[str], suite: str, problem: str, now: datetim
         except QualificationError as error:
             wrong = wrong or str(error)
             continue
-        if report.suite.name != suite:
-            wrong = f"the report is of suite `{report.suite.name}`, `{suite}` was to be run"
+        if report.suite.name != asked.suite:
+            wrong = f"the report is of suite `{report.suite.name}`, `{asked.suite}` was to be run"
+            continue
+        if asked.suite_digest not in (None, report.suite.digest):
+            wrong = f"the document of suite `{asked.suite}` was changed before the judge read it"
             continue
         return finished_status(report, now)
     why = printable(wrong, 600) or "the judge left no report"

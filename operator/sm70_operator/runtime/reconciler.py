@@ -8,15 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from pydantic import ValidationError
+
 from sm70_operator.act.apply import Executor, NotYetError, ObstacleError, subject
 from sm70_operator.act.client import ApiError, ApiServer
 from sm70_operator.act.events import EventRecorder
 from sm70_operator.act.status_writer import StatusWriter
 from sm70_operator.api import names
 from sm70_operator.api.pod import KeyReference
+from sm70_operator.api.types import QualificationTime
 from sm70_operator.observe.facts import PodFacts, parse_pod
 from sm70_operator.observe.proof import last_words
-from sm70_operator.observe.snapshot import Key, NodeWords, ProfileDocument, Resource, Snapshot, pinned_uuids
+from sm70_operator.observe.snapshot import Key, NodeWords, Resource, Snapshot, UserDocument, pinned_uuids
 from sm70_operator.observe.store import Store
 from sm70_operator.plan.plan import Plan
 from sm70_operator.plan.planner import plan
@@ -24,7 +27,7 @@ from sm70_operator.runtime.expectations import Expectations
 from sm70_operator.runtime.metrics import Metrics
 from sm70_operator.runtime.poller import Poller
 from sm70_operator.settings import Settings
-from sm70_profiles.documents import MAX_DOCUMENT_BYTES
+from sm70_profiles.documents import MAX_DOCUMENT_BYTES, describe
 from sm70_profiles.report import printable
 
 logger = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ class _Kept:
     """Something read from the API server, and when."""
 
     at: float
-    document: ProfileDocument | None = None
+    document: UserDocument | None = None
     words: NodeWords | None = None
 
 
@@ -76,7 +79,7 @@ class Reconciler:
         self._ended = ended
         self._clock = clock
         self._expectations = Expectations(clock)
-        self._profiles: dict[Key, tuple[KeyReference, _Kept]] = {}
+        self._documents: dict[Key, dict[KeyReference, _Kept]] = {}
         self._words: dict[str, _Kept] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -145,7 +148,7 @@ class Reconciler:
         self._poller.forget(key)
         self._status_writer.forget(key)
         self._expectations.forget(key)
-        self._profiles.pop(key, None)
+        self._documents.pop(key, None)
 
     async def _snapshot(self, store: Store, resource: Resource, pods: tuple[PodFacts, ...]) -> Snapshot:
         key = resource.key
@@ -163,7 +166,8 @@ class Reconciler:
             job_pods=await self._job_pods(store, key),
             evidence=store.evidence_of(key),
             nodes_hidden=store.nodes is None,
-            profile=await self._profile(resource),
+            profile=await self._document(resource, resource.spec.get("profileRef")),
+            suite=await self._document(resource, _suite_source(resource)),
             nodes=store.all_nodes() if waiting else None,
             holders=store.gpu_holders() if waiting else (),
             # All services are gone through, for the few that pin GPUs.
@@ -183,29 +187,31 @@ class Reconciler:
         found = map(parse_pod, await self._api.list("Pod", key.namespace, labelSelector=selector))
         return tuple(pod for pod in found if pod.component != names.ENGINE_COMPONENT)
 
-    async def _profile(self, resource: Resource) -> ProfileDocument | None:
-        """The document that `profileRef` names, read again now and then: a user's ConfigMap is not watched."""
-        raw = (resource.spec.get("profileRef") or {}).get("configMap")
+    async def _document(self, resource: Resource, source: object) -> UserDocument | None:
+        """The document that `source` names, read again now and then: a user's ConfigMap is not watched."""
+        raw = source.get("configMap") if isinstance(source, dict) else None
         if not raw:
-            self._profiles.pop(resource.key, None)
             return None
-        reference = KeyReference.model_validate(raw)
-        known = self._profiles.get(resource.key)
-        now = time.monotonic()
-        if known is not None and known[0] == reference and now - known[1].at < self._settings.profile_refresh_seconds:
-            return known[1].document
-        document = await self._read_profile(resource.key.namespace, reference)
-        self._profiles[resource.key] = (reference, _Kept(now, document=document))
-        return document
+        try:
+            reference = KeyReference.model_validate(raw)
+        except ValidationError as error:
+            return UserDocument(missing=f"Its reference cannot be read: {describe(error)}")
+        now, fresh = time.monotonic(), self._settings.profile_refresh_seconds
+        held = {one: kept for one, kept in self._documents.get(resource.key, {}).items() if now - kept.at < fresh}
+        if reference not in held:
+            document = await self._read_document(resource.key.namespace, reference)
+            held[reference] = _Kept(now, document=document)
+        self._documents[resource.key] = held
+        return held[reference].document
 
-    async def _read_profile(self, namespace: str, reference: KeyReference) -> ProfileDocument:
+    async def _read_document(self, namespace: str, reference: KeyReference) -> UserDocument:
         found = await self._api.get("ConfigMap", namespace, reference.name)
         if found is None:
-            return ProfileDocument(missing=f"There is no ConfigMap `{reference.name}` in namespace `{namespace}`")
+            return UserDocument(missing=f"There is no ConfigMap `{reference.name}` in namespace `{namespace}`")
         text = (found.get("data") or {}).get(reference.key)
         if text is None:
-            return ProfileDocument(missing=f"The ConfigMap `{reference.name}` has no key `{reference.key}`")
-        return ProfileDocument(text=text[: MAX_DOCUMENT_BYTES + 1])
+            return UserDocument(missing=f"The ConfigMap `{reference.name}` has no key `{reference.key}`")
+        return UserDocument(text=text[: MAX_DOCUMENT_BYTES + 1])
 
     async def _node_words(self, pods: tuple[PodFacts, ...]) -> dict[str, NodeWords]:
         """The newest event of each pod whose container is not made after a while."""
@@ -236,3 +242,9 @@ class Reconciler:
             return None
         last = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         return NodeWords(printable(last.get("reason") or "", 64), printable(last.get("message") or "", 500))
+
+
+def _suite_source(resource: Resource) -> object:
+    """What `qualification.suiteRef` names, where a qualification is asked for."""
+    asked = resource.spec.get("qualification")
+    return asked.get("suiteRef") if isinstance(asked, dict) and asked.get("when") != QualificationTime.NEVER else None

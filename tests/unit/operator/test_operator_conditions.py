@@ -10,7 +10,7 @@ import pytest
 
 from sm70_operator.api.conditions import MEANINGS, ConditionStatus, ConditionType, Reason
 from sm70_operator.observe.facts import NodeFacts, PodFacts, parse_pod
-from sm70_operator.observe.snapshot import EngineAnswer, NodeWords, ProfileDocument, Snapshot
+from sm70_operator.observe.snapshot import EngineAnswer, NodeWords, Snapshot, UserDocument
 from sm70_operator.plan.planner import plan
 from sm70_operator.settings import Settings
 from sm70_profiles.reasons import TerminationReason
@@ -105,7 +105,7 @@ SITUATIONS = {
     "config map of the profile does not exist": Situation(
         snapshot(
             of=resource(spec(profile=None, profileRef={"configMap": {"name": "mine", "key": "p.yaml"}})),
-            profile=ProfileDocument(missing="There is no ConfigMap `mine` in namespace `serving`"),
+            profile=UserDocument(missing="There is no ConfigMap `mine` in namespace `serving`"),
         ),
         ACCEPTED,
         Reason.PROFILE_NOT_FOUND,
@@ -114,7 +114,7 @@ SITUATIONS = {
     "config map holds no profile": Situation(
         snapshot(
             of=resource(spec(profile=None, profileRef={"configMap": {"name": "mine", "key": "p.yaml"}})),
-            profile=ProfileDocument(text="schemaVersion: 1\nname: x\n"),
+            profile=UserDocument(text="schemaVersion: 1\nname: x\n"),
         ),
         ACCEPTED,
         Reason.PROFILE_INVALID,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,11 +144,11 @@ def test_the_same_run_has_the_same_name_and_another_one_another() -> None:
 
 
 def test_a_verdict_is_the_reports() -> None:
-    found = read_verdict([report(gate(), gate("parity", Verdict.FAILED, "2"))], "smoke", "exit code 1", NOW)
+    found = read_verdict([report(gate(), gate("parity", Verdict.FAILED, "2"))], RUN.spec("tiny"), "exit code 1", NOW)
     assert (found.verdict, found.summary) == (Verdict.FAILED, "1/2")
     assert [one.measured for one in found.gates] == ["0", "2"]
     assert found.conditions[0].reason == "Failed"
-    assert read_verdict(["", report(gate())], "smoke", "", NOW).verdict is Verdict.PASSED
+    assert read_verdict(["", report(gate())], RUN.spec("tiny"), "", NOW).verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize(
@@ -161,10 +162,35 @@ def test_a_verdict_is_the_reports() -> None:
     ],
 )
 def test_what_is_no_report_proves_nothing(messages: list[str], problem: str, words: str) -> None:
-    found = read_verdict(messages, "smoke", problem, NOW)
+    found = read_verdict(messages, RUN.spec("tiny"), problem, NOW)
     assert found.verdict is Verdict.ERROR
     assert words in found.message
     assert found.message.isprintable()
+
+
+OWN = replace(RUN, suite="mine", suite_digest="d" * 64, suite_config=KeyReference(name="suites", key="mine.yaml"))
+
+
+def test_a_suite_of_the_users_own_is_mounted_and_named_by_its_content() -> None:
+    job, evidence = render_qualification_job(OWNER, OWN), render_qualification(OWNER, OWN)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    words = container["args"]
+    file = words[words.index("--suite") + 1]
+    mounted = next(one for one in pod["volumes"] if one["name"] == "suite")["configMap"]
+    assert mounted == {"name": "suites", "items": [{"key": "mine.yaml", "path": file.rpartition("/")[2]}]}
+    mount = next(one for one in container["volumeMounts"] if one["name"] == "suite")
+    assert (mount["mountPath"], mount["readOnly"]) == (file.rpartition("/")[0], True)
+    assert (evidence["spec"]["suite"], evidence["spec"]["suiteDigest"]) == ("mine", "d" * 64)
+    changed, builtin = replace(OWN, suite_digest="e" * 64), replace(RUN, suite="mine")
+    assert len({one.name("tiny") for one in (OWN, changed, builtin)}) == 3, "other content is other evidence"
+
+
+def test_a_suite_that_was_changed_before_the_judge_read_it_proves_nothing() -> None:
+    said = report(gate(), suite="mine")
+    assert read_verdict([said], OWN.spec("tiny"), "", NOW).verdict is Verdict.PASSED
+    found = read_verdict([said], replace(OWN, suite_digest="e" * 64).spec("tiny"), "", NOW)
+    assert (found.verdict, "was changed" in found.message) == (Verdict.ERROR, True)
 
 
 def test_a_preflight_is_the_engines_pod_without_gpu_and_key() -> None:

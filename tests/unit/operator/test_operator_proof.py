@@ -13,7 +13,7 @@ from sm70_operator.api.qualification import Evidence, parse_evidence
 from sm70_operator.observe.facts import parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import RevisionFacts, parse_revision
-from sm70_operator.observe.snapshot import EngineAnswer, Resource, Snapshot, pinned_uuids
+from sm70_operator.observe.snapshot import EngineAnswer, Resource, Snapshot, UserDocument, pinned_uuids
 from sm70_operator.plan.plan import Apply, Conclude, Plan, Record
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.objects import Manifest
@@ -25,6 +25,7 @@ from unit.operator.builders import (
     KEY,
     NOW,
     SETTINGS,
+    UID,
     condition,
     deployment,
     placed,
@@ -192,6 +193,59 @@ def test_what_the_judge_would_refuse_is_refused_before(qualification: dict[str, 
     never = {**qualification, "when": "Never"}
     found = condition(planned(snapshot(of=resource(spec(qualification=never)))), ConditionType.ACCEPTED)
     assert found.status is ConditionStatus.TRUE
+
+
+MINE = """\
+schemaVersion: 1
+name: mine
+version: 3
+title: Ours
+gates:
+- {name: fast, check: Performance, metric: DecodeRate, floor: "5"}
+"""
+OWN_SUITE = {"when": "During", "suiteRef": {"configMap": {"name": "suites", "key": "mine.yaml"}}}
+
+
+def test_a_suite_from_a_config_map_is_what_the_revision_is_judged_by() -> None:
+    evidence, _ = begun()
+    own = JUDGED | {"qualification": OWN_SUITE | {"thresholds": {"fast": "6"}}}
+    world = replace(
+        candidate(evidence=(proven(evidence, "Passed"),)), resource=resource(own), suite=UserDocument(text=MINE)
+    )
+    found = planned(world)
+    assert not promoted(found), "what the built-in suite proved is no proof by this one"
+    made, job = applied(found, names.QUALIFICATION_KIND), applied(found, "Job")
+    assert made is not None
+    assert job is not None
+    assert (made["spec"]["suite"], len(made["spec"]["suiteDigest"])) == ("mine", 64)
+    run = parse_evidence(made)
+    assert run is not None
+    passed = replace(run, uid="u", owner=UID, status=run.status.model_copy(update={"verdict": Verdict.PASSED}))
+    assert promoted(planned(replace(world, evidence=(passed,))))
+    edited = UserDocument(text=MINE.replace('"5"', '"7"'))
+    assert not promoted(planned(replace(world, evidence=(passed,), suite=edited))), "evidence is for the very content"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (UserDocument(missing="There is no ConfigMap `suites` in namespace `serving`"), ("no ConfigMap `suites`",)),
+        (UserDocument(text="gates: []"), ("no suite", "name")),
+        (UserDocument(text="#" * 300_000), ("no suite", "bytes")),
+        (None, ("could not be read",)),
+    ],
+)
+@pytest.mark.parametrize("records", [(), (record(JUDGED, good=False),)], ids=["new", "recorded"])
+def test_a_suite_that_cannot_be_used_is_refused(
+    document: UserDocument | None, words: tuple[str, ...], records: tuple[Any, ...]
+) -> None:
+    asked = resource(JUDGED | {"qualification": OWN_SUITE})
+    found = condition(
+        planned(replace(snapshot(of=asked, records=list(records)), suite=document)), ConditionType.ACCEPTED
+    )
+    assert found.reason is Reason.REFUSED
+    for word in ("`qualification.suiteRef`", *words):
+        assert word in found.message
 
 
 def test_an_engine_that_does_not_say_where_it_runs_is_not_proven() -> None:
