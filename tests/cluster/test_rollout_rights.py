@@ -27,7 +27,7 @@ RARE = {
     ("inference.sm70.io", "sm70inferenceservices", "get"): "for a person who looks with the operator's account",
     **{
         ("resource.k8s.io", "resourceclaimtemplates", verb): "only with `gpus.allocation: DRA`"
-        for verb in ("get", "create", "patch")
+        for verb in ("get", "create", "patch", "delete")
     },
     ("", "events", "list"): "only for a pod that does not get going",
 }

@@ -67,11 +67,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 # GPUs by claims (`gpus.allocation: DRA`).
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
-  verbs: [get, create, patch]
+  verbs: [get, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# The profile documents that `profileRef` names.
+# The documents that `profileRef` and `qualification.suiteRef` name.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get]

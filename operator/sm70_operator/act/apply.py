@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm70_operator.act.client import ApiError, ApiServer, Raw
 from sm70_operator.api import names
@@ -52,7 +52,7 @@ class Executor:
         if not self._may_act():
             raise NotLeaderError("the lease is not held any more")
         try:
-            written = await self._send(action, resource.key.namespace)
+            written = await self._send(await self._pinned(action, resource), resource.key.namespace)
         except ApiError as error:
             raise self._judged(error, action) from error
         logger.info("%s: %s", resource.key, action.because)
@@ -80,9 +80,19 @@ class Executor:
                     "status": status,
                 }
                 found = await self._api.apply(kind, namespace, name, body, names.STATUS_FIELD_MANAGER, "status")
-            case Delete(uid=uid, version=version):
+            case Delete(uid=uid, version=version) if uid:
                 await self._api.delete(kind, namespace, name, uid, version)
         return Written(kind, name, str((found.get("metadata") or {}).get("resourceVersion", "")))
+
+    async def _pinned(self, action: Action, resource: Resource) -> Action:
+        """A deletion of what was not seen, as one of what is there now; unchanged if that is nothing of ours."""
+        if not isinstance(action, Delete) or action.uid:
+            return action
+        found = await self._api.get(action.kind, resource.key.namespace, action.name)
+        metadata = {} if found is None else found["metadata"]
+        if controller_uid(metadata) != resource.uid:
+            return action
+        return replace(action, uid=metadata["uid"], version=metadata["resourceVersion"])
 
     def _judged(self, error: ApiError, action: Action) -> Exception:
         gone = error.code == 404 and not isinstance(action, Apply)

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     ACCELERATED = "Accelerated"
     FALLBACK_OBSERVED = "FallbackObserved"
     NO_TRAFFIC = "NoTraffic"
+    COUNTERS_RESET = "CountersReset"
     SETTLED = "Settled"
     STARTING = "Starting"
     DRAINING = "Draining"
@@ -291,6 +292,12 @@ MEANINGS: dict[Reason, Meaning] = {
         "Compare `status.routes` with the profile's requirements.",
     ),
     Reason.NO_TRAFFIC: Meaning(_ROUTES, "Nothing was dispatched since the server started, so nothing is proven."),
+    Reason.COUNTERS_RESET: Meaning(
+        _ROUTES,
+        "A server was restarted, what its counters held is lost, and nothing was dispatched since.",
+        "Look for the restart's cause in `status.routes.lastShutdown` and in the pod's last state; the next requests"
+        " decide.",
+    ),
     Reason.SETTLED: Meaning(_PROGRESS, "The world is as the spec wants it, or nothing can be done about it."),
     Reason.STARTING: Meaning(_PROGRESS, "The wanted revision starts."),
     Reason.DRAINING: Meaning(_PROGRESS, "The earlier revision finishes its requests and stops."),

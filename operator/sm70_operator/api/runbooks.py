@@ -429,6 +429,17 @@ PAGES: dict[Reason, Page] = {
         ),
         "It does not count such a report as proof." + RETURNS,
     ),
+    Reason.COUNTERS_RESET: Page(
+        (
+            "kubectl get sm70 NAME -o jsonpath='{.status.routes.window}{.status.routes.lastShutdown}'",
+            "kubectl get pods -l inference.sm70.io/service=NAME",
+        ),
+        (
+            "A restart that was wanted (a drain, an eviction) leaves `lastShutdown` with what was dispatched before.",
+            "One that was not shows in the pod's restarts and its last state: look there for the reason.",
+        ),
+        "It withdraws nothing: the next dispatches make the condition True, or `FallbackObserved`.",
+    ),
     Reason.FALLBACK_OBSERVED: Page(
         ("kubectl get sm70 NAME -o jsonpath='{.status.routes}'",),
         (

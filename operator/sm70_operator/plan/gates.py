@@ -43,11 +43,13 @@ def judge_reports(
     if len(serving) < max(replicas, 1):
         missing = Finding.unknown(message=f"{len(serving)} of {replicas} replicas can report.")
     reports = _reports(serving, answers)
+    window = merge_windows(serving, answers)
+    resets = 0 if window is None else window.resets
     return {
         ConditionType.ACCELERATION_COMPLETE: worst(
             serving, lambda pod: _acceleration(answers.get(pod.uid, EngineAnswer()), expectation), missing
         ),
-        ConditionType.ROUTES_HEALTHY: _routes_finding(merge_routes(reports)) if reports else _SILENT,
+        ConditionType.ROUTES_HEALTHY: _routes_finding(merge_routes(reports), resets) if reports else _SILENT,
         ConditionType.CACHE_WARM: worst(serving, lambda pod: _cache(answers.get(pod.uid, EngineAnswer())), missing),
     }
 
@@ -197,11 +199,15 @@ def merge_routes(reports: Sequence[AccelerationReport]) -> tuple[RouteStatus, ..
     return tuple(sums[key] for key in sorted(sums))[:MAX_ROUTES]
 
 
-def _routes_finding(routes: Sequence[RouteStatus]) -> Finding:
+def _routes_finding(routes: Sequence[RouteStatus], resets: int) -> Finding:
     fallbacks = sorted({route.route for route in routes if route.fallback})
     if fallbacks:
         found = f"Fallback routes were taken: {', '.join(f'`{name}`' for name in fallbacks)}."
         return Finding.false(Reason.FALLBACK_OBSERVED, with_remedy(Reason.FALLBACK_OBSERVED, found))
+    if not routes and resets:
+        found = f"Counters began anew {resets} times; what they held is lost, and nothing was dispatched since."
+        return Finding.unknown(Reason.COUNTERS_RESET, with_remedy(Reason.COUNTERS_RESET, found))
     if not routes:
         return Finding.unknown(Reason.NO_TRAFFIC, "Nothing was dispatched since the server started.")
-    return Finding.true(Reason.ACCELERATED, "Accelerated routes were taken, and no fallback.")
+    since = " since counters began anew" if resets else ""
+    return Finding.true(Reason.ACCELERATED, f"Accelerated routes were taken, and no fallback{since}.")

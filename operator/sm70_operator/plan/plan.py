@@ -58,7 +58,11 @@ class Scale:
 
 @dataclass(frozen=True)
 class Delete:
-    """Deletes an object, provided that it is still as it was seen."""
+    """Deletes an object, provided that it is still as it was seen.
+
+    Without `uid` and `version`: an object of a kind that is not watched. Whoever acts looks first whether it is there
+    and belongs to this service.
+    """
 
     name: str
     uid: str

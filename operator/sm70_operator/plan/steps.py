@@ -24,7 +24,7 @@ from sm70_operator.render.cache import render_cache_claim
 from sm70_operator.render.deployment import render_deployment
 from sm70_operator.render.history import render_controller_revision
 from sm70_operator.render.objects import Manifest
-from sm70_operator.render.resource_claim import render_claim_template
+from sm70_operator.render.resource_claim import render_claim_template, uses_claims
 from sm70_operator.render.revision import Revision, quantity
 from sm70_operator.render.service import render_candidate_service, render_service
 
@@ -227,6 +227,9 @@ def _forget(snapshot: Snapshot, intent: Target | Rejected, fleet: Fleet, decisio
                 yield Delete(child.name, child.uid, child.version, because)
         elif member.record is not None:
             found = member.record.object
+            if member.document is not None and uses_claims(member.document):
+                template = names.claim_template_name(snapshot.resource.key.name, member.name)
+                yield Delete(template, "", "", because, "ResourceClaimTemplate")
             yield Delete(found.name, found.uid, found.version, because, "ControllerRevision")
 
 

@@ -123,6 +123,9 @@ def _nobody_serves(outcome: Outcome, accepted: Finding) -> Finding:
         return Finding.false(decision.reason, decision.because)
     if outcome.steps.stopping and not outcome.about.pods:
         return Finding.false(Reason.DRAINING, _draining(outcome))
+    if decision.step is Step.PAUSED:
+        # Before the candidate's own findings: of one that may not start, all are unknown.
+        return Finding.false(Reason.PAUSED, with_remedy(Reason.PAUSED, decision.because))
     return _candidate(outcome) or Finding.unknown()
 
 

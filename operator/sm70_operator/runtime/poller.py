@@ -43,8 +43,11 @@ class _Counts:
     window: CountWindow | None = None
 
     @classmethod
-    def begin(cls, report: AccelerationReport, now: float, window_seconds: float) -> _Counts:
+    def begin(cls, report: AccelerationReport, now: float, window_seconds: float, resets: int) -> _Counts:
+        """`resets`: how often the pod's counters began anew before. After one, all they hold is new."""
         dispatches, fallbacks = _sums(report)
+        if resets:
+            return cls(window_seconds, now, 0, 0, 0, resets, CountWindow(0, 0, 0, resets))
         return cls(window_seconds, now, dispatches, fallbacks, dispatches)
 
     def note(self, report: AccelerationReport, now: float) -> CountWindow | None:
@@ -53,6 +56,7 @@ class _Counts:
         if dispatches < self.last:
             self.resets += 1
             self.at, self.dispatches, self.fallbacks, self.last = now, 0, 0, 0
+            self.window = CountWindow(0, 0, 0, self.resets)
         if dispatches > self.last:
             self.window = CountWindow(
                 seconds=round(now - self.at),
@@ -114,6 +118,8 @@ class _Pod:
     started: bool
     said: _Said | None = None
     counts: _Counts | None = None
+    resets: int = 0
+    """How often its counters began anew before this container."""
     heard: float = 0.0
     """When the last report came, on the loop's clock."""
 
@@ -152,7 +158,7 @@ class Poller:
             container = _talks(pod)
             started = pod.container is not None and pod.container.started
             if known is None or (known.address, known.container, known.started) != (pod.ip, container, started):
-                self._pods[uid] = _Pod(key, pod.ip, container, started)
+                self._pods[uid] = _Pod(key, pod.ip, container, started, resets=_resets_after(known, container))
                 self._queue.add(uid)
         self._by_service[key] = set(wanted)
         if not wanted:
@@ -197,7 +203,7 @@ class Poller:
         if found.report is not None:
             pod.heard = now
             if pod.counts is None:
-                pod.counts = _Counts.begin(found.report, now, self._window_seconds)
+                pod.counts = _Counts.begin(found.report, now, self._window_seconds, pod.resets)
             said = _Said.of(replace(found, window=pod.counts.note(found.report, now)))
         elif pod.said is not None and pod.said.packed and now - pod.heard < self._grace_seconds:
             said = pod.said  # a busy engine may miss a poll or two
@@ -217,6 +223,16 @@ class Poller:
         if found.phase and (before is None or (before.answer.phase, before.answer.progress) != told):
             self._changed(pod.key)
         self._queue.add_after(uid, min(self._poll_seconds, STARTING_SECONDS) * random.uniform(0.9, 1.1))  # noqa: S311
+
+
+def _resets_after(known: _Pod | None, container: str) -> int:
+    """The resets that the pod's next container begins with: another one has lost what the last one counted."""
+    if known is None:
+        return 0
+    if known.counts is None:
+        return known.resets
+    lost = known.container != container and known.counts.last > 0
+    return known.counts.resets + int(lost)
 
 
 def _talks(pod: PodFacts) -> str:

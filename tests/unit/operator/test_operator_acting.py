@@ -200,3 +200,20 @@ async def test_an_event_that_is_refused_stops_nobody(api: FakeApi) -> None:
     await EventRecorder(api, "operator-1", lambda: True).post(
         resource(), Event(EventType.NORMAL, "Serving", "ReadyChanged", "x"), NOW
     )
+
+
+async def test_what_is_not_watched_is_deleted_as_it_is_now_and_only_if_it_is_ours(
+    api: FakeApi, executor: Executor
+) -> None:
+    forget = Delete("tiny-gpus-1", "", "", "it is forgotten", "ResourceClaimTemplate")
+    await executor.run(forget, resource())
+    ours = deployment()["metadata"]["ownerReferences"]
+    for owners in ([], [{**ours[0], "uid": "another"}]):
+        api.put(forget.kind, forget.name, {"metadata": {"uid": "u-1", "ownerReferences": owners}})
+        await executor.run(forget, resource())
+    assert api.writes == []
+    api.put(forget.kind, forget.name, {"metadata": {"uid": "u-2", "ownerReferences": ours}})
+    await executor.run(forget, resource())
+    (verb, kind, name, body) = api.calls[-1]
+    assert (verb, kind, name) == ("delete", forget.kind, forget.name)
+    assert body == {"uid": "u-2", "resourceVersion": str(api.version)}

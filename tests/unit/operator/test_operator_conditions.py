@@ -10,7 +10,7 @@ import pytest
 
 from sm70_operator.api.conditions import MEANINGS, ConditionStatus, ConditionType, Reason
 from sm70_operator.observe.facts import NodeFacts, PodFacts, parse_pod
-from sm70_operator.observe.snapshot import EngineAnswer, NodeWords, Snapshot, UserDocument
+from sm70_operator.observe.snapshot import CountWindow, EngineAnswer, NodeWords, Snapshot, UserDocument
 from sm70_operator.plan.planner import plan
 from sm70_operator.settings import Settings
 from sm70_profiles.reasons import TerminationReason
@@ -351,6 +351,22 @@ SITUATIONS = {
     ),
     "no traffic yet": Situation(
         running(), ConditionType.ROUTES_HEALTHY, Reason.NO_TRAFFIC, (), ConditionStatus.UNKNOWN, ready=Reason.SERVING
+    ),
+    "counters of a restarted server": Situation(
+        running(answer=EngineAnswer(report=report(), window=CountWindow(0, 0, 0, resets=2))),
+        ConditionType.ROUTES_HEALTHY,
+        Reason.COUNTERS_RESET,
+        ("2 times",),
+        ConditionStatus.UNKNOWN,
+        ready=Reason.SERVING,
+    ),
+    "accelerated routes taken after a restart": Situation(
+        running(answer=EngineAnswer(report=with_routes(TAKEN), window=CountWindow(9, 9, 0, resets=1))),
+        ConditionType.ROUTES_HEALTHY,
+        Reason.ACCELERATED,
+        ("since counters began anew",),
+        ConditionStatus.TRUE,
+        ready=Reason.SERVING,
     ),
     "fallback taken": Situation(
         running(

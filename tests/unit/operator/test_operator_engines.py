@@ -184,6 +184,25 @@ async def test_a_restarted_container_is_asked_anew(listening: Listening) -> None
     assert listening.poller.answers(KEY) == {}
 
 
+async def test_counters_that_a_restart_has_emptied_are_no_lack_of_traffic(listening: Listening) -> None:
+    words, box = listening.voices.words, pod().container
+    assert box is not None
+    words["10.0.0.7"] = EngineAnswer(report=with_routes(("fast", "decode", 90, False)))
+    listening.poller.follow(KEY, [pod()])
+    await listening.polls(2)
+    words["10.0.0.7"] = EngineAnswer(report=report())
+    starting = replace(box, id="c://2", started=False)
+    for container in (starting, replace(starting, started=True)):
+        listening.poller.follow(KEY, [pod(container=container)])
+        await listening.polls(2)
+    assert listening.poller.answers(KEY)["uid-pod-1"].window == CountWindow(0, 0, 0, resets=1)
+    words["10.0.0.7"] = EngineAnswer(report=with_routes(("slow", "decode", 3, True)))
+    await listening.polls(2)
+    found = listening.poller.answers(KEY)["uid-pod-1"].window
+    assert found is not None
+    assert (found.dispatches, found.fallbacks, found.resets) == (3, 3, 1), "all of it is new"
+
+
 async def test_pods_that_are_gone_or_not_started_are_not_asked(listening: Listening) -> None:
     loading = parse_pod(placed("r1", {"started": False}))
     assert listening.poller.follow(KEY, [loading, pod(deleting=True)])

@@ -373,6 +373,28 @@ def test_the_history_is_bounded_and_keeps_what_is_needed() -> None:
     ]
 
 
+def test_a_forgotten_revision_takes_its_claim_template_with_it() -> None:
+    claiming = {"allocation": "DRA", "count": 1}
+    documents = [spec(gpus=claiming, overrides={"maxNumSeqs": n, "tensorParallelSize": 1}) for n in (2, 3)]
+    records = [record(one, number, good=False) for number, one in enumerate(documents, 1)]
+    limited = spec(rollout={"revisionHistoryLimit": 1})
+    found = planned(running(limited, records=[*records, record(limited, 9)]))
+    name = target(documents[0]).name
+    assert [(one.kind, one.name) for one in found.actions if isinstance(one, Delete)] == [
+        ("ResourceClaimTemplate", f"tiny-gpus-{name}"),
+        ("ControllerRevision", f"tiny-{name}"),
+    ]
+
+
+def test_a_first_revision_that_is_paused_says_so() -> None:
+    found = planned(snapshot(of=resource(spec(rollout={"paused": True}))))
+    assert not any(isinstance(one, Apply) and one.runs for one in found.actions)
+    for kind in (READY, ConditionType.PROGRESSING):
+        told = condition(found, kind)
+        assert (told.status, told.reason) == (ConditionStatus.FALSE, Reason.PAUSED)
+        assert "rollout.paused" in told.message
+
+
 def test_the_last_words_of_a_server_that_was_asked_to_end_stay_in_the_status() -> None:
     words = Termination(
         kind=TerminationKind.SHUTDOWN,
