@@ -110,8 +110,9 @@ def test_the_rights_are_no_more_than_the_work_needs(helm: Path, case: str) -> No
         assert not {"secrets", "pods/log", "pods/exec", "pods/attach", "roles"} & set(rule["resources"])
         assert "deletecollection" not in rule["verbs"]
     deletable = [resource for rule in rules if "delete" in rule["verbs"] for resource in rule["resources"]]
-    # The history's surplus, ended preflights and the candidate's Service; never a claim, which holds a user's data.
-    assert set(deletable) == {"deployments", "controllerrevisions", "jobs", "services"}
+    # The history's surplus, ended preflights and the candidate's Service; never a volume claim with a user's data.
+    surplus = {"deployments", "controllerrevisions", "resourceclaimtemplates"}
+    assert set(deletable) == {*surplus, "jobs", "services"}
     writable = {
         resource for rule in rules if {"update", "patch"} & set(rule["verbs"]) for resource in rule["resources"]
     }
