@@ -290,7 +290,7 @@ RULES = (
         "fp8_prefill_bridge",
         "One pass expands an FP8 prefix for the FP16 prefill kernels.",
         _FP8,
-        head_dim(256),
+        head_dim(128, 256),
         switch="VLLM_FLASH_V100_FP8_PREFILL_BRIDGE",
         route="prefill_fp8_bridge",
     ),
