@@ -15,7 +15,8 @@ from sm70_profiles.base import shown
 from sm70_profiles.catalog import load_profile, profile_names
 from sm70_profiles.engines import engine_table
 from sm70_profiles.flags import path_of
-from sm70_profiles.profile import Checkpoint, Profile
+from sm70_profiles.profile import Checkpoint, Floors, Profile
+from sm70_profiles.qualification import Bound, Metric
 from sm70_profiles.reasons import NoticeCode, PathReason, RefusalCode, TerminationReason, Vocabulary
 from sm70_profiles.resolver import Resolution, ServeRequest, leaves, resolve
 from sm70_profiles.routes import ROUTES
@@ -97,12 +98,33 @@ def _sections(profile: Profile, resolution: Resolution) -> Iterator[str]:
     if profile.expected_acceleration:
         yield _acceleration(resolution)
     yield _memory(resolution)
+    if profile.floors is not None:
+        yield _floors(profile.floors)
     yield _list("Gates", profile.gates)
     yield _list("Unknown", profile.unknown)
     if profile.measured:
         rows3 = ((one.what, one.value, one.contract, one.source) for one in profile.measured)
         yield "## Measured\n\n" + table(("What", "Value", "Contract", "Source"), rows3)
     yield _list("Sources", profile.sources)
+
+
+def _floors(floors: Floors) -> str:
+    """Only those that the profile sets; a suite has its own for the others."""
+    metrics = {
+        "prefill_rate": Metric.PREFILL_RATE,
+        "decode_rate": Metric.DECODE_RATE,
+        "first_token": Metric.FIRST_TOKEN,
+    }
+    rows = []
+    for name, metric in metrics.items():
+        if (value := getattr(floors, name)) is not None:
+            side = "at least" if metric.bound is Bound.AT_LEAST else "at most"
+            rows.append((f"`{metric}`", f"{side} {value} {metric.unit}", str(Floors.model_fields[name].description)))
+    text = (
+        "What a qualification run holds the server to, unless `qualification.thresholds` or `--threshold` says"
+        " otherwise. Where none is given here, the suite's own holds."
+    )
+    return f"## Floors\n\n{text}\n\n" + table(("Metric", "Floor", "What"), rows)
 
 
 def _facts(profile: Profile) -> str:

@@ -123,6 +123,22 @@ def test_floors_come_from_the_command_line_then_the_profile_then_the_suite() -> 
     assert "floor of the profile" in gate(report, "prefill-rate").message
 
 
+@pytest.mark.parametrize(("threshold", "status"), [("0.001", 0), ("1000000000", 1)])
+def test_a_floor_of_the_command_line_decides(threshold: str, status: int, tmp_path: Path) -> None:
+    """Above what the server does it fails, below it passes, whatever suite and profile say."""
+    suite, out = tmp_path / "suite.yaml", tmp_path / "report.json"
+    floor = "1000000000" if status == 0 else "0.001"
+    suite.write_text(
+        "schemaVersion: 1\nname: own\nversion: 1\ntitle: t\n"
+        f"gates: [{{name: decode, check: Performance, metric: DecodeRate, floor: '{floor}', promptTokens: 64}}]\n"
+    )
+    with serving(Reciter()) as url:
+        arguments = ["run", "--url", url, "--suite", str(suite), "--model", MODEL, "--profile", PROFILE.name]
+        assert main([*arguments, "--quiet", "--threshold", f"decode={threshold}", "--out", str(out)]) == status
+    found = parse_qualification(out.read_bytes(), MAX_REPORT_BYTES)
+    assert [one.threshold for one in found.gates] == [threshold]
+
+
 def test_the_load_is_one_that_the_context_has_room_for() -> None:
     report, _ = judged(Reciter(max_model_len=600))
     assert report.verdict is Verdict.PASSED, report.message
