@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of mallopt(3), by their numbers in malloc.h."""
@@ -10,11 +11,14 @@ LARGE_BYTES = 128 * 1024
 
 
 def tame() -> bool:
-    """Large blocks are given back when they are freed, whatever was allocated after them, and one arena serves all.
+    """To be called once everything is imported. Large blocks are given back when they are freed, whatever was allocated
+    after them; one arena serves all; and what was imported, which is never garbage, is not searched for it any more.
 
     The thresholds are glibc's own at the start of a process; setting them keeps it from raising them. False where the
-    C library is another one: then everything stays as it is.
+    C library is another one: then its heap stays as it is.
     """
+    gc.collect()
+    gc.freeze()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

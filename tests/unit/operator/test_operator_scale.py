@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import platform
 from dataclasses import replace
 from datetime import timedelta
@@ -142,3 +143,5 @@ def test_kopf_compares_and_stores_nothing() -> None:
 
 def test_the_heap_is_tamed_where_glibc_is() -> None:
     assert heap.tame() == (platform.libc_ver()[0] == "glibc")
+    assert gc.get_freeze_count() > 10_000, "modules are not searched for garbage"
+    gc.unfreeze()
