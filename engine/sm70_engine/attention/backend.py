@@ -31,8 +31,6 @@ from vllm.v1.attention.backend import (
 from sm70_engine.acceleration.routes import count_now
 from sm70_engine.attention.dispatch import (
     BRIDGE,
-    BRIDGE_PREFIX,
-    BRIDGE_QUERIES,
     HEAD_DIMS,
     MAX_GROUP,
     Given,
@@ -41,9 +39,9 @@ from sm70_engine.attention.dispatch import (
     Part,
     Segment,
     choose,
-    copied_rows,
     kv_format,
     parts,
+    reserved_rows,
     segments,
 )
 from sm70_engine.attention.present import operators_present
@@ -453,12 +451,14 @@ def _copy_for(heads: Heads) -> tuple[_Workspace, int]:
     """
     device = torch.device("cuda", torch.cuda.current_device())
     copy = _copies.setdefault(device, _Workspace(device))
-    longest = int(get_current_vllm_config().model_config.max_model_len)
-    admitted = heads.dim in PREFILL_DIMS and heads.kv_format is not KvFormat.F16 and not heads.window
-    if not admitted or longest < BRIDGE_PREFIX + BRIDGE_QUERIES or not has_bridge():
-        return copy, 0
-    copy.reserve(bridge_workspace_bytes(copied_rows(longest), heads.kv_heads, heads.dim))
-    return copy, copied_rows(longest)
+    rows = reserved_rows(heads, int(get_current_vllm_config().model_config.max_model_len)) if has_bridge() else 0
+    copy.reserve(bridge_workspace_bytes(rows, heads.kv_heads, heads.dim))
+    return copy, rows
+
+
+def reserved_bytes() -> int:
+    """What expanded contexts keep of this process's GPU, whatever is served."""
+    return sum(copy.tensor.numel() for copy in _copies.values())
 
 
 def _note_refusals(heads: Heads) -> None:

@@ -161,6 +161,12 @@ def parts(heads: Heads, found: Sequence[Segment], given: Given, lengths: Sequenc
     return tuple(result)
 
 
+def reserved_rows(heads: Heads, longest: int) -> int:
+    """Rows of the workspace for copies: the longest request's, or none where no chunk of it could be bridged."""
+    admitted = heads.dim in PREFILL_DIMS and heads.kv_format is not KvFormat.F16 and not heads.window
+    return copied_rows(longest) if admitted and longest >= BRIDGE_PREFIX + BRIDGE_QUERIES else 0
+
+
 def copied_rows(context: int) -> int:
     """Rows of the FP16 copy of a context: whole tiles of 16 tokens."""
     return -(-context // 16) * 16

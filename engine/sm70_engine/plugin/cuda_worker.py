@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker
 
 from sm70_engine.acceleration.routes import set_captured_stages, set_stages
-from sm70_engine.attention.backend import NAME, refusals
+from sm70_engine.attention.backend import NAME, refusals, reserved_bytes
 from sm70_engine.kernels import torch_ops
 from sm70_engine.ops.gated_mlp import FALLBACK
 from sm70_engine.ops.linear_nvfp4_vllm import fuse_gated
@@ -76,6 +76,7 @@ class Sm70Worker(PhasedWorker, Worker):  # type: ignore[misc]
             "compilation_mode": str(self.vllm_config.compilation_config.mode),
             "fallbacks": "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items())),
             "autotune_pruned": len(pruned()),
+            "prefill_bridge_bytes": reserved_bytes(),
         }
 
     def shutdown(self) -> None:

@@ -16,6 +16,7 @@ from sm70_engine.attention.dispatch import (
     choose,
     kv_format,
     parts,
+    reserved_rows,
     segments,
 )
 from sm70_engine.kernels.plans import KvFormat
@@ -122,6 +123,22 @@ def test_a_long_fp8_context_is_expanded_once_a_chunk(heads: Heads, queries: int,
     # Either way the prefill kernel of the call is counted; the bridge beside it.
     assert ROUTES[BRIDGE].stages == (Stage.PREFILL,)
     assert choice.route == choose(heads, queries, Given(prefill=True)).route
+
+
+@pytest.mark.parametrize(
+    ("heads", "longest", "rows"),
+    [
+        (QWEN, 262144, 262144),
+        (QWEN, 32001, 32016),  # whole tiles of 16
+        (QWEN, 9216, 9216),
+        (QWEN, 9215, 0),  # no chunk of such a request could be bridged
+        (replace(QWEN, kv_format=KvFormat.F16), 262144, 0),
+        (replace(QWEN, window=2048), 262144, 0),
+        (replace(QWEN, dim=64), 262144, 0),
+    ],
+)
+def test_memory_is_reserved_for_the_longest_request_that_can_be_bridged(heads: Heads, longest: int, rows: int) -> None:
+    assert reserved_rows(heads, longest) == rows
 
 
 def test_contexts_that_are_expanded_together_fit_into_the_workspace() -> None:
