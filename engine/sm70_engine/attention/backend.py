@@ -48,13 +48,14 @@ from sm70_engine.attention.present import operators_present
 from sm70_engine.kernels import torch_bridge, torch_ops
 from sm70_engine.kernels.plans import VERIFY_TILES, KvFormat
 from sm70_engine.kernels.prefill import PREFILL_DIMS, bridge_workspace_bytes
+from sm70_profiles.routes import FallbackReason
 from sm70_profiles.rules import switched_off
 
 NAME = "FLASH_ATTN_V100"
 MAX_ROWS = 256
 """Queries of one launch of the row-wise fallback."""
 logger = init_logger("vllm.sm70")
-refusals: dict[str, str] = {}
+refusals: dict[str, FallbackReason] = {}
 """By route and stage, why a fallback is taken in this process: known from the layers, before anything is served."""
 
 
@@ -469,5 +470,5 @@ def _note_refusals(heads: Heads) -> None:
         choice = choose(heads, queries, Given(causal, drafted, has_prefill()))
         name = f"{choice.route}/{choice.stage}"
         if choice.refusal is not None and name not in refusals:
-            refusals[name] = choice.refusal.meaning
+            refusals[name] = choice.refusal
             logger.info("sm70: %s: %s (%s)", name, choice.refusal.meaning, heads)

@@ -19,7 +19,8 @@ from sm70_engine.plugin.facts import Facts, routes_at_shutdown, worker_facts
 from sm70_engine.plugin.phases import PhasedWorker
 from sm70_engine.plugin.settings import read_settings
 from sm70_engine.plugin.stages import stages_of
-from sm70_profiles.routes import Stage
+from sm70_profiles.base import printable
+from sm70_profiles.routes import FallbackReason, Stage
 
 logger = init_logger("vllm.sm70")
 
@@ -47,8 +48,8 @@ class Sm70Worker(PhasedWorker, Worker):  # type: ignore[misc]
             fused = fuse_gated(model, rows) if model is not None else None
             if fused is not None and (fused.fused or fused.refused):
                 logger.info("sm70: gate, up and silu in one launch: %s", fused)
-                for reason in fused.refused:
-                    refusals[FALLBACK] = reason
+                if fused.refused:
+                    refusals[FALLBACK] = FallbackReason.NOT_FUSED
 
     def compile_or_warm_up_model(self) -> Any:
         drafts = self.vllm_config.speculative_config is not None
@@ -74,7 +75,8 @@ class Sm70Worker(PhasedWorker, Worker):  # type: ignore[misc]
             "compute_capability": f"{major}.{minor}",
             "cudagraph_mode": str(self.vllm_config.compilation_config.cudagraph_mode),
             "compilation_mode": str(self.vllm_config.compilation_config.mode),
-            "fallbacks": "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items())),
+            # A fact is a short word; the log has the whole.
+            "fallbacks": printable("; ".join(f"{name}: {why}" for name, why in sorted(refusals.items())), 128),
             "autotune_pruned": len(pruned()),
             "prefill_bridge_bytes": reserved_bytes(),
         }
