@@ -87,6 +87,12 @@ class PodFacts:
         return any(step.running for step in self.steps)
 
     @property
+    def preparing(self) -> bool:
+        """It has a node, which has not started its container yet."""
+        box = self.container
+        return self.scheduled and (box is None or (not box.running and box.exit is None))
+
+    @property
     def ended(self) -> bool:
         """The pod will never run again; its Deployment has replaced it."""
         return self.phase in ("Failed", "Succeeded")

@@ -55,6 +55,8 @@ _PULL_PROBLEMS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
     | {"RegistryUnavailable", "SignatureValidationFailed"}
 )
+UNMOUNTED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+"""Reasons of a node's words about a volume."""
 _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _SOURCE_PORT = re.compile(r":\d{4,5}->")
 """Differs at every try, and would make every try a change of the status."""
@@ -127,6 +129,11 @@ def judge_preflight(pods: Sequence[PodFacts]) -> PreflightResult | None:
             return PreflightResult(passed=True, warnings=tuple(_told(one.message, one.remedy) for one in warnings))
         return _refused_by(words)
     return None
+
+
+def absent_folder(words: NodeWords) -> bool:
+    """Whether the node did not find a `hostPath`."""
+    return words.reason == "FailedMount" and "hostPath type check failed" in words.message
 
 
 def preflight_obstacle(pods: Sequence[PodFacts], words: Mapping[str, NodeWords]) -> str:
@@ -210,7 +217,7 @@ def _model(pod: PodFacts, views: Views) -> Finding:
     if container is not None and container.started:
         return Finding.true(Reason.PRESENT, "The engine has loaded the checkpoint.")
     words = views.words.get(pod.uid)
-    if words is not None and words.reason == "FailedMount" and "hostPath type check failed" in words.message:
+    if words is not None and absent_folder(words):
         return _false(Reason.PATH_NOT_FOUND, f"On node `{pod.node}`: {words.message}")
     if (download := _download(pod, views.progress.get(pod.uid, ""))) is not None:
         return download

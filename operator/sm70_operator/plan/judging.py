@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sm70_operator.api import names
+from sm70_operator.api.conditions import Reason
 from sm70_operator.api.qualification import Evidence
 from sm70_operator.observe.proof import JobFacts, last_words, pods_of
 from sm70_operator.observe.snapshot import EngineAnswer, Snapshot
 from sm70_operator.plan.evidence import EvidenceView, Standing, Wanted, judge_evidence, wanted_identity
-from sm70_operator.plan.explain import judge_preflight, preflight_obstacle
+from sm70_operator.plan.explain import UNMOUNTED, absent_folder, judge_preflight, preflight_obstacle
 from sm70_operator.plan.fleet import Fleet, owner_of
 from sm70_operator.plan.intent import Target
 from sm70_operator.plan.plan import Action, Apply, Conclude, Delete
 from sm70_operator.plan.rollout import Check, CheckState, Decision
+from sm70_operator.plan.scheduling import missing_volume
 from sm70_operator.plan.trial import HOPELESS_SECONDS, PULL_PROBLEMS
 from sm70_operator.render.preflight_job import ClaimFacts, preflight_look, render_preflight_job
 from sm70_operator.render.qualification_job import (
@@ -118,12 +120,20 @@ def _preflight(
 
 
 def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:
-    """An image that cannot be pulled never ends a Job by itself."""
+    """An image that cannot be pulled and a volume that cannot be mounted never end a Job by themselves."""
     for pod in pods_of(job, snapshot.job_pods):
+        told = snapshot.node_words.get(pod.uid)
+        if told is not None and absent_folder(told):
+            return f"{Reason.PATH_NOT_FOUND}: On node `{pod.node}`: {told.message}"
+        if now - pod.created < timedelta(seconds=HOPELESS_SECONDS):
+            continue
         box = pod.container
-        old = now - pod.created >= timedelta(seconds=HOPELESS_SECONDS)
-        if box is not None and box.waiting_reason in PULL_PROBLEMS and old:
+        if box is not None and box.waiting_reason in PULL_PROBLEMS:
             return f"Node `{pod.node}` cannot pull the image: {box.waiting_message or box.waiting_reason}"
+        if not pod.scheduled and (problem := missing_volume(pod)) is not None:
+            return f"{Reason.VOLUME_NOT_FOUND}: {problem}"
+        if told is not None and told.reason in UNMOUNTED and pod.preparing:
+            return f"{Reason.VOLUME_NOT_FOUND}: On node `{pod.node}`: {told.message}"
     return ""
 
 

@@ -86,6 +86,7 @@ def plan(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
         ),
         wake_after_seconds=min(
             _wake(about.pods, intent, startup, now, settings),
+            _jobs_wake(snapshot),
             _routes_due(world, status, now),
             decision.wake_seconds if decision.wake_seconds is not None else float("inf"),
         ),
@@ -251,6 +252,12 @@ def _wake(
             if left > timedelta(0):
                 candidates.append(left.total_seconds() + 1)
     return min(candidates)
+
+
+def _jobs_wake(snapshot: Snapshot) -> float:
+    """A node's words about a Job's pod are events, which are not watched; a claim may stay absent for ever."""
+    pods = (pod for pod in snapshot.job_pods if not pod.ended and not pod.deleting)
+    return CREATING_SECONDS if any(pod.preparing or not pod.scheduled for pod in pods) else float("inf")
 
 
 def _routes_due(world: World, status: Status, now: datetime) -> float:

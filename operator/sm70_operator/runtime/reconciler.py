@@ -153,6 +153,7 @@ class Reconciler:
     async def _snapshot(self, store: Store, resource: Resource, pods: tuple[PodFacts, ...]) -> Snapshot:
         key = resource.key
         waiting = any(not pod.scheduled for pod in pods)
+        job_pods = await self._job_pods(store, key)
         return Snapshot(
             resource=resource,
             deployments=store.deployments_of(key),
@@ -163,7 +164,7 @@ class Reconciler:
             claim=store.claim_of(key),
             revisions=store.revisions_of(key),
             jobs=store.jobs_of(key),
-            job_pods=await self._job_pods(store, key),
+            job_pods=job_pods,
             evidence=store.evidence_of(key),
             nodes_hidden=store.nodes is None,
             profile=await self._document(resource, resource.spec.get("profileRef")),
@@ -173,7 +174,7 @@ class Reconciler:
             # All services are gone through, for the few that pin GPUs.
             pinned=store.pinned() if pinned_uuids(resource) else {},
             answers=self._poller.answers(key),
-            node_words=await self._node_words(pods),
+            node_words=await self._node_words((*pods, *job_pods)),
         )
 
     async def _job_pods(self, store: Store, key: Key) -> tuple[PodFacts, ...]:
@@ -219,9 +220,7 @@ class Reconciler:
         present = {pod.uid for pod in pods}
         now, wall = time.monotonic(), self._clock()
         for pod in pods:
-            container = pod.container
-            preparing = pod.scheduled and (container is None or (not container.running and container.exit is None))
-            if not preparing or pod.deleting or (wall - pod.created).total_seconds() < WORDS_AFTER_SECONDS:
+            if not pod.preparing or pod.deleting or (wall - pod.created).total_seconds() < WORDS_AFTER_SECONDS:
                 continue
             kept = self._words.get(pod.uid)
             if kept is None or now - kept.at >= WORDS_KEPT_SECONDS:

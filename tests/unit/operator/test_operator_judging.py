@@ -14,7 +14,7 @@ from sm70_operator.api.qualification import Evidence, parse_evidence
 from sm70_operator.observe.facts import parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import Rejection, parse_revision
-from sm70_operator.observe.snapshot import Snapshot
+from sm70_operator.observe.snapshot import NodeWords, Snapshot
 from sm70_operator.plan.plan import Apply, Conclude, Delete, Plan, Record
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.objects import Manifest
@@ -106,6 +106,36 @@ def test_what_a_preflight_refuses_is_rejected_and_nothing_was_stopped() -> None:
     again = plan(after, NOW, CHECKING)
     assert [one.kind for one in again.actions if isinstance(one, Delete)] == ["Job"], "another try is checked anew"
     assert condition(again, READY).status is ConditionStatus.TRUE
+
+
+@pytest.mark.parametrize(
+    ("minutes", "words", "found"),
+    [
+        (
+            0,
+            NodeWords("FailedMount", 'MountVolume.SetUp failed for "target": hostPath type check failed: /m/a'),
+            "/m/a",
+        ),
+        (0, NodeWords("FailedMount", "timed out waiting for nfs-1"), ""),
+        (2, NodeWords("FailedMount", "timed out waiting for nfs-1"), "nfs-1"),
+        (2, NodeWords("Pulling", "Pulling image"), ""),
+    ],
+)
+def test_a_preflight_whose_volume_is_not_mounted_ends(minutes: int, words: NodeWords, found: str) -> None:
+    """The kubelet tries for ever, and says so in an event alone."""
+    job = made(plan(changing(), NOW, CHECKING), "Job")
+    facts = ended_job(job, "")
+    (pod,), (running_job,) = facts["job_pods"], facts["jobs"]
+    created = NOW - timedelta(minutes=minutes)
+    pod = replace(pod, phase="Pending", scheduled=True, container=None, created=created)
+    going = replace(running_job, succeeded=False, failed=False)
+    stuck = replace(changing(), jobs=(going,), job_pods=(pod,), node_words={pod.uid: words})
+    after = plan(stuck, NOW, CHECKING)
+    assert [found in str(one.annotations[names.REJECTED_ANNOTATION]) for one in rejections(after)] == [True] * bool(
+        found
+    )
+    assert after.wake_after_seconds is not None
+    assert after.wake_after_seconds <= 5, "nobody tells when the node says something else"
 
 
 def test_what_passes_goes_on() -> None:
