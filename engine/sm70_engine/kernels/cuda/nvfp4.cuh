@@ -9,6 +9,27 @@
 // 2^-10..2688: exact in FP16, so the tensor core sees exact products.
 #pragma once
 #include "sm70.cuh"
+DEVICE void stream(uint4& r, const void* p) { r = stream128(p); }
+DEVICE void stream(u32& r, const void* p) { r = stream32(p); }
+// Loads under a predicate, not behind a branch: newer compilers move the work in front of a branch, and the loads start when they are needed.
+#ifdef EMULATE
+DEVICE void stream_if(bool on, auto& r, const void* p) {
+  if (on) stream(r, p);
+}
+DEVICE void ldg128_if(bool on, uint4& r, const void* p) {
+  if (on) r = ldg128(p);
+}
+#else
+#define LOAD128_IF(KIND)                                                                              \
+  asm volatile("{.reg .pred q; setp.ne.u32 q,%5,0; @q ld.global.nc" KIND ".v4.u32 {%0,%1,%2,%3},[%4];}" \
+               : "+r"(r.x), "+r"(r.y), "+r"(r.z), "+r"(r.w)                                           \
+               : "l"(p), "r"((u32)on))
+DEVICE void stream_if(bool on, uint4& r, const void* p) { LOAD128_IF(".L1::no_allocate" L2_HINT); }
+DEVICE void ldg128_if(bool on, uint4& r, const void* p) { LOAD128_IF(""); }
+DEVICE void stream_if(bool on, u32& r, const void* p) {
+  asm volatile("{.reg .pred q; setp.ne.u32 q,%2,0; @q ld.global.nc.L1::no_allocate" L2_HINT ".u32 %0,[%1];}" : "+r"(r) : "l"(p), "r"((u32)on));
+}
+#endif
 struct Unit {
   uint4 a, b;
   u32 s;

@@ -29,7 +29,7 @@ DEVICE void linear(const LinearArgs& p) {
     for (int t = 0; t < T::PARTS; t++)
 #pragma unroll
       for (int i = 0; i < 8; i++) acc[m][t][i] = 0.f;
-  typename T::Weights buf[2];
+  typename T::Weights buf[2] = {};
   if (n > 0) tile.load(buf[0]);
   const int g = nw * 32 + lane;
   const bool on = MT * 64 >= NW * 32 || g < MT * 64;
@@ -58,11 +58,18 @@ DEVICE void linear(const LinearArgs& p) {
       else named_bar(kw + 1, NW * 32);
 #pragma unroll
       for (int c = 0; c < (CLAMP ? CH : 1); c++) offset[c] += KW * 64;
-      if (i + 1 < n) {
+      const bool more = i + 1 < n;
+      if (MT == 1) {  // the few products stay behind the branch anyway, and a predicate more spills at 64 registers
+        if (more) {
 #pragma unroll
-        for (int c = 0; c < CH; c++)
-          if (present(c)) staged[c] = ldg128(source(c));
-        tile.load(buf[1 - b]);
+          for (int c = 0; c < CH; c++)
+            if (present(c)) staged[c] = ldg128(source(c));
+          tile.load(buf[1 - b]);
+        }
+      } else {
+#pragma unroll
+        for (int c = 0; c < CH; c++) ldg128_if(more && present(c), staged[c], source(c));
+        tile.load_if(more, buf[1 - b]);
       }
       tile.multiply(acc, buf[b], b);
       i++;

@@ -39,12 +39,20 @@ struct Tile {
     for (int t = 0; t < (WIDE ? 1 : NT); t++) at[t] = weight + ((size_t)min(first + t, tiles - 1) * units + unit) * UNIT + codes;
   }
   MEMBER void load(Weights& to) {
+    each(to, [](auto& x, const u8* from) { stream(x, from); });
+  }
+  // Unless `on` is false, without a branch; the stream moves on either way.
+  MEMBER void load_if(bool on, Weights& to) {
+    each(to, [on](auto& x, const u8* from) { stream_if(on, x, from); });
+  }
+  template <class Read>
+  MEMBER void each(Weights& to, const Read& read) {
 #pragma unroll
     for (int t = 0; t < PARTS; t++) {
       const u8* from = WIDE ? at[0] + t * 128 * SPREAD : at[t];
-      to.part[t].a = stream128(from);
-      to.part[t].b = stream128(from + 512 * SPREAD);
-      to.part[t].s = stream32(WIDE ? at[0] + to_scale + t * 32 : at[t] + to_scale);
+      read(to.part[t].a, from);
+      read(to.part[t].b, from + 512 * SPREAD);
+      read(to.part[t].s, WIDE ? at[0] + to_scale + t * 32 : at[t] + to_scale);
     }
 #pragma unroll
     for (int t = 0; t < (WIDE ? 1 : NT); t++) at[t] += KW * UNIT;
