@@ -140,6 +140,32 @@ def test_a_judge_that_cannot_decide(simulation: Simulation, judged: str, name: s
 
 
 @full
+def test_a_suite_of_the_users_own(simulation: Simulation, name: str) -> None:
+    """From a ConfigMap: the judge reads it, the evidence names its content, and other floors are other evidence."""
+    gates = [
+        {"name": "same", "check": "Determinism", "prompts": ["Recite."], "repeats": 2},
+        {"name": "fast", "check": "Performance", "metric": "DecodeRate", "floor": "1", "outputTokens": 32},
+    ]
+    suite = {"schemaVersion": 1, "name": "mine", "version": 1, "title": "Ours", "gates": gates}
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    document["data"] = {"mine.yaml": json.dumps(suite)}
+    simulation.cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(document))
+    own = {"when": "During", "repeats": 0, "suiteRef": {"configMap": {"name": name, "key": "mine.yaml"}}}
+    with simulation.serving(name, rollout=IN_PLACE, qualification=own) as before:
+        simulation.says(name, "Progressing", "Settled")
+        found = simulation.cluster.items("sm70qualifications.inference.sm70.io", NAMESPACE)
+        (run,) = [one for one in found if one["spec"]["serviceRef"]["name"] == name]
+        assert (run["spec"]["suite"], run["status"]["verdict"], run["status"]["summary"]) == ("mine", "Passed", "2/2")
+        assert run["spec"]["suiteDigest"] == run["status"]["suiteDigest"]
+        simulation.patch(
+            name,
+            qualification={**own, "thresholds": {"fast": "1000000000"}},
+            env=[{"name": "SIMULATED_ENGINE", "value": json.dumps({"variant": "next"})}],
+        )
+        returns(simulation, name, before, "GateFailed")
+
+
+@full
 def test_a_rollback_to_a_proven_revision(simulation: Simulation, judged: str, name: str) -> None:
     simulation.behave(name, variant="next")
     newer = simulation.ready(name, other_than=judged, seconds=90)["status"]["revisions"]["active"]
