@@ -69,7 +69,7 @@ def hybrid(folder: Path, tokenizer: Path) -> None:
 
     config = Qwen3_5TextConfig(
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=12,
-        num_key_value_heads=2, head_dim=256, max_position_embeddings=16384, linear_num_key_heads=2,
+        num_key_value_heads=2, head_dim=256, max_position_embeddings=262144, linear_num_key_heads=2,
         linear_num_value_heads=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
         eos_token_id=2, bos_token_id=None, dtype="float16",
     )  # fmt: skip

@@ -123,8 +123,8 @@ REST = {
 MORE = {
     "nvfp4-tensors-eager": Case("nvfp4-tensors", EAGER, "nvfp4-values", routes=("decode_xqa_paged", *_NVFP4)),
     "long-e4m3-eager": Case(
-        "nvfp4", EAGER, "nvfp4-values", kv="fp8", prompts=(LONG_PROMPT,), longest=12_544, step=2048,
-        routes=("prefill_fp8_bridge", "prefill_packed", "decode_xqa_paged", *_NVFP4),
+        "nvfp4", EAGER, "nvfp4-values", kv="fp8", prompts=(5, LONG_PROMPT), longest=262_144, step=2048,
+        routes=("prefill_fp8_bridge", "prefill_packed", "verify_e4m3_long", "decode_xqa_paged", *_NVFP4),
     ),
     "gelu-eager": Case("gelu", GELU, routes=("decode_xqa_paged",)),
 }  # fmt: skip
@@ -329,7 +329,7 @@ def run_case(lane: Lane, name: str, case: Case, port: int) -> dict[str, Any]:
         result["answers"] = ask(server, case.prompts)
         if case.recites:
             result["faults"] = recite(server, lane.models / case.model)
-        result["faces"] = faces(server, 2 * case.longest)
+        result["faces"] = faces(server, case.longest + 2000)
         _, report = server.get("/v1/sm70/acceleration")
         result["report"] = report
         counted = {row["route"]: row["dispatches"] + row["captures"] for row in report["routes"]}
