@@ -194,8 +194,9 @@ def _stage(queries: int, given: Given) -> Stage:
 
 
 def _is_tail(heads: Heads, given: Given) -> bool:
-    """The single token of a round of speculation, over large pages."""
-    return bool(given.drafted) and given.page >= TAIL_PAGE and _is_recipe(heads)
+    """The single token of a round of speculation, over large pages; its path builds on the long-context verifier's."""
+    long = given.capacity == LONG_CONTEXT and given.page >= TAIL_PAGE
+    return bool(given.drafted) and long and _is_recipe(heads)
 
 
 def _is_recipe(heads: Heads) -> bool:

@@ -165,9 +165,10 @@ def test_contexts_that_are_expanded_together_fit_into_the_workspace() -> None:
         (replace(QWEN, group=4), 8, Given(drafted=7, capacity=262144), "verify_e4m3_grouped", Stage.VERIFY),
         (replace(QWEN, kv_format=KvFormat.E5M2), 8, Given(drafted=7, capacity=262144), "verify_e5m2_grouped",
          Stage.VERIFY),
-        (QWEN, 1, Given(drafted=7, page=2048), "decode_e4m3_scalar_tail", Stage.VERIFY),
-        (QWEN, 1, Given(drafted=7, page=832), "decode_xqa_paged", Stage.DECODE),
-        (QWEN, 1, Given(page=2048), "decode_xqa_paged", Stage.DECODE),
+        (QWEN, 1, Given(drafted=7, page=2048, capacity=262144), "decode_e4m3_scalar_tail", Stage.VERIFY),
+        (QWEN, 1, Given(drafted=7, page=2048, capacity=65536), "decode_xqa_paged", Stage.DECODE),
+        (QWEN, 1, Given(drafted=7, page=832, capacity=262144), "decode_xqa_paged", Stage.DECODE),
+        (QWEN, 1, Given(page=2048, capacity=262144), "decode_xqa_paged", Stage.DECODE),
     ],
 )  # fmt: skip
 def test_the_recipes_verifier_and_tail_are_counted_by_their_contracts(
