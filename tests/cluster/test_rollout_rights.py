@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.harness import NAMESPACE
-from cluster.simulation import Simulation
+from cluster.simulation import MODELS, Simulation
 from stack import operator
 from testcluster import audit
 
@@ -66,6 +66,8 @@ def asked(simulation: Simulation) -> list[audit.Request]:
             simulation.patch("rights", env=[{"name": "SIMULATED_ENGINE", "value": json.dumps({"variant": variant})}])
             before = simulation.ready("rights", other_than=before, seconds=120)["status"]["revisions"]["active"]
         simulation.says("rights", "Progressing", "Settled")
+        simulation.patch("rights", model={"hostPath": {"path": f"{MODELS}/not-there"}, "servedName": "tiny"})
+        simulation.says("rights", "Progressing", "RolledBack")
         simulation.patch("rights", profile=None, profileRef={"configMap": {"name": "own-profile", "key": "profile"}})
         simulation.says("rights", "Accepted", "ProfileInvalid")
     return [one for one in audit.requests(simulation.cluster.audit_log) if one.user == operator.ACCOUNT]

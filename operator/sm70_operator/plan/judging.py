@@ -63,7 +63,7 @@ def jobs(
     settings: Settings,
     now: datetime,
 ) -> Iterator[Action]:
-    """Jobs that are to run, verdicts of those that ended, and ended preflights that must not speak for another try."""
+    """Jobs that are to run, verdicts of those that ended, and the end of preflights that nobody waits for any more."""
     owner = owner_of(snapshot)
     if decision.check and judgement.preflight.state is CheckState.MISSING:
         base = decision.traffic
@@ -74,10 +74,14 @@ def jobs(
     if decision.judge:
         yield from _judge(snapshot, target, judgement, settings)
     for job in _own_jobs(snapshot, names.PREFLIGHT_COMPONENT):
-        rejected = fleet[job.revision].rejection is not None
-        if job.ended and rejected and not job.object.deleting:
-            found = job.object
+        found = job.object
+        if found.deleting:
+            continue
+        if fleet[job.revision].rejection is not None:
             yield Delete(found.name, found.uid, found.version, "Another try is checked anew.", "Job")
+        elif not job.ended and job.revision != target.name:
+            # It may wait for a volume for ever.
+            yield Delete(found.name, found.uid, found.version, "Its revision is no longer asked for.", "Job")
 
 
 def _own_jobs(snapshot: Snapshot, component: str) -> list[JobFacts]:

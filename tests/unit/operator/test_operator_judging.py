@@ -136,6 +136,11 @@ def test_a_preflight_whose_volume_is_not_mounted_ends(minutes: int, words: NodeW
     )
     assert after.wake_after_seconds is not None
     assert after.wake_after_seconds <= 5, "nobody tells when the node says something else"
+    back = running(OLD, of=resource(OLD), records=[record(OLD), record(number=2, good=False)])
+    gone = plan(replace(back, jobs=(going,), job_pods=(pod,)), NOW, CHECKING)
+    assert [one.kind for one in gone.actions if isinstance(one, Delete)] == ["Job"], (
+        "the user has changed the spec back"
+    )
 
 
 def test_what_passes_goes_on() -> None:
