@@ -11,7 +11,7 @@
 #include "sm70.cuh"
 DEVICE void stream(uint4& r, const void* p) { r = stream128(p); }
 DEVICE void stream(u32& r, const void* p) { r = stream32(p); }
-// Loads under a predicate, not behind a branch: newer compilers move the work in front of a branch, and the loads start when they are needed.
+// Loads that stay where they stand: under a predicate, since compilers move work in front of a branch, and not `nc`, since those move across a barrier.
 #ifdef EMULATE
 DEVICE void stream_if(bool on, auto& r, const void* p) {
   if (on) stream(r, p);
@@ -21,13 +21,14 @@ DEVICE void ldg128_if(bool on, uint4& r, const void* p) {
 }
 #else
 #define LOAD128_IF(KIND)                                                                              \
-  asm volatile("{.reg .pred q; setp.ne.u32 q,%5,0; @q ld.global.nc" KIND ".v4.u32 {%0,%1,%2,%3},[%4];}" \
+  asm volatile("{.reg .pred q; setp.ne.u32 q,%5,0; @q ld.global" KIND ".v4.u32 {%0,%1,%2,%3},[%4];}" \
                : "+r"(r.x), "+r"(r.y), "+r"(r.z), "+r"(r.w)                                           \
-               : "l"(p), "r"((u32)on))
+               : "l"(p), "r"((u32)on)                                                               \
+               : "memory")
 DEVICE void stream_if(bool on, uint4& r, const void* p) { LOAD128_IF(".L1::no_allocate" L2_HINT); }
 DEVICE void ldg128_if(bool on, uint4& r, const void* p) { LOAD128_IF(""); }
 DEVICE void stream_if(bool on, u32& r, const void* p) {
-  asm volatile("{.reg .pred q; setp.ne.u32 q,%2,0; @q ld.global.nc.L1::no_allocate" L2_HINT ".u32 %0,[%1];}" : "+r"(r) : "l"(p), "r"((u32)on));
+  asm volatile("{.reg .pred q; setp.ne.u32 q,%2,0; @q ld.global.L1::no_allocate" L2_HINT ".u32 %0,[%1];}" : "+r"(r) : "l"(p), "r"((u32)on) : "memory");
 }
 #endif
 struct Unit {

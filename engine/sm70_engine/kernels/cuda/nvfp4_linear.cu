@@ -54,22 +54,26 @@ DEVICE void linear(const LinearArgs& p) {
     for (int b = 0; b < 2; b++) {
       if (b && i >= n) break;
       if (on) tile.stage(staged, b);
-      if (NW == 1) syncwarp();
-      else named_bar(kw + 1, NW * 32);
+      auto together = [&]() {
+        if (MT == 1 && NW == 1) syncwarp();
+        else named_bar(kw + 1, NW * 32);
+      };
+      if (MT == 1) together();
 #pragma unroll
       for (int c = 0; c < (CLAMP ? CH : 1); c++) offset[c] += KW * 64;
       const bool more = i + 1 < n;
-      if (MT == 1) {  // the few products stay behind the branch anyway, and a predicate more spills at 64 registers
+      if (MT == 1) {  // few products: the loads are early anyway, and a predicate more spills at 64 registers
         if (more) {
 #pragma unroll
           for (int c = 0; c < CH; c++)
             if (present(c)) staged[c] = ldg128(source(c));
           tile.load(buf[1 - b]);
         }
-      } else {
+      } else {  // in front of the barrier, across which neither they nor the products move
 #pragma unroll
         for (int c = 0; c < CH; c++) ldg128_if(more && present(c), staged[c], source(c));
         tile.load_if(more, buf[1 - b]);
+        together();
       }
       tile.multiply(acc, buf[b], b);
       i++;
