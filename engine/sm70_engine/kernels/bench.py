@@ -67,6 +67,13 @@ class AttentionBench:
         """The kernels' family."""
         return f"attention_{'verify' if self.queries else 'decode'}_{self.format}"
 
+    @property
+    def name(self) -> str:
+        """For tables."""
+        name = f"d{self.dim} g{self.group} B{self.sequences} context {self.context} page {self.page}"
+        name += f" q{self.queries}" if self.queries else ""
+        return name + (f" window {self.window}" if self.window else "")
+
 
 @dataclass(frozen=True)
 class LinearBench:
@@ -77,6 +84,11 @@ class LinearBench:
     k: int
     tile: LinearTile | None = None
     gated: bool = False
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"M{self.m} N{self.n} K{self.k}{' gated' if self.gated else ''}"
 
 
 # The 27B model's linears per rank at TP4: gate_up, down, qkvz, o.
@@ -232,10 +244,7 @@ class Bench:
             return plan.launches(memory, case.dim**-0.5)
 
         visible = min(case.context, case.window + (case.queries or 1) - 1 if case.window else case.context)
-        name = f"d{case.dim} g{case.group} B{case.sequences} context {case.context} page {case.page}"
-        name += f" q{case.queries}" if case.queries else ""
-        name += f" window {case.window}" if case.window else ""
-        return self._row(case.family, name, make, layers * steps, case.sequences * visible * token)
+        return self._row(case.family, case.name, make, layers * steps, case.sequences * visible * token)
 
     def linear(self, case: LinearBench) -> Row:
         """One NVFP4 linear."""
@@ -253,9 +262,7 @@ class Bench:
             )  # fmt: skip
             return (product,)
 
-        return self._row(
-            "nvfp4_linear", f"M{case.m} N{case.n} K{case.k}{' gated' if case.gated else ''}", make, copies, useful
-        )
+        return self._row("nvfp4_linear", case.name, make, copies, useful)
 
     def chain(self, case: ChainBench) -> Row:
         """Several NVFP4 linears in one launch."""

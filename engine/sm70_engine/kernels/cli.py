@@ -40,13 +40,19 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("--on", choices=("emulator", "device"), default="emulator")
     test.add_argument("--size", type=checks.Size, choices=list(checks.Size), default=checks.Size.SMALL)
     test.add_argument("--all", action="store_true", help="the whole grid on this machine's GPU")
+    test.add_argument("--families", default="", help="comma-separated prefixes; by default all")
     test.add_argument("--order", type=int, default=0, help="of threads and blocks on the emulator: 0, 1 or a seed")
     time = commands.add_parser("bench", help="time the kernels on this machine's GPU")
     time.add_argument("--families", default="", help="comma-separated prefixes; by default all")
     time.add_argument(
         "--proxy", action="store_true", help="on a card newer than Volta: predict a V100 (80 SMs, s2t, s3t)"
     )
-    time.add_argument("--peers", action="store_true", help="also torch, and flash-attn where it is installed")
+    time.add_argument(
+        "--peers",
+        action="store_true",
+        help="also torch, Triton, and FlashInfer and flash-attn where they are installed, on the same data",
+    )
+    time.add_argument("--only-peers", action="store_true", help="the peers and our kernels beside them, nothing else")
     time.add_argument("--all", action="store_true", help="everything: peers, and on a card newer than Volta --proxy")
     time.add_argument(
         "--submit-file", "--json", type=Path, dest="submit_file", help="write the run here as one JSON document"
@@ -86,6 +92,10 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _families(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(x for x in options.families.split(",") if x)
+
+
 def _check(options: argparse.Namespace) -> int:
     backend: Backend = Emulator(options.order)
     size = checks.Size.DEVICE if options.all else options.size
@@ -94,7 +104,7 @@ def _check(options: argparse.Namespace) -> int:
 
         backend = Device(options.objects or objects_folder())
     failed = total = 0
-    for result in grid.run_all(backend, size):
+    for result in grid.run_all(backend, size, _families(options)):
         total += 1
         failed += not result.passed
         verdict = "ok  " if result.passed else "FAIL"
@@ -113,12 +123,18 @@ def _bench(options: argparse.Namespace) -> int:
     objects = options.objects or objects_folder()
     if options.proxy and Device(objects).kernels.capability[0] == 7:
         raise KernelError("--proxy predicts a V100 on a newer card; this is one: leave it out and measure")
-    families = tuple(x for x in options.families.split(",") if x)
     found = submission.collect(
-        objects, families, options.proxy or options.all, options.peers or options.all, "sm70-kernels bench"
+        objects,
+        _families(options),
+        options.proxy or options.all,
+        options.peers or options.only_peers or options.all,
+        "sm70-kernels bench",
+        alone=options.only_peers,
     )
     for run in found["runs"]:
         print(run["table"])
+    if found["peers_table"]:
+        print(found["peers_table"])
     if options.submit_file:
         options.submit_file.write_text(json.dumps(found, indent=1) + "\n")
         print(f"written to {options.submit_file}")

@@ -1,27 +1,39 @@
-"""What others need for the same work on the same card, in the same run: torch, and attention libraries that are there.
+"""What others need for the same work on the same card, in the same run and on the same data.
 
-Peers read FP16 weights and a dense FP16 KV cache, since none of them reads ours on every card; so a peer moves more
-bytes, and its time says what a user has without these kernels, not which code is better. Buffers rotate through more
-than the L2 holds; a figure is the median of seven replays of a graph.
+Beside each case of the benchmarks: torch (SDPA, cuBLAS products in FP16), Triton as it compiles for a V100, and
+FlashInfer and flash-attn where the machine has them; what it lacks is named. Results are compared with ours, so that a
+fast wrong answer shows. Buffers rotate through more than the L2 holds; a figure is the median of the replays of a
+graph. On a card newer than Volta the plain build of ours says nothing about speed (its matrix instruction is a
+subroutine there); the stand-in build `s2`, where it was built, runs beside it.
 """
 
 from __future__ import annotations
 
-import importlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from .bench import ATTENTION_CASES, LINEAR_CASES, AttentionBench, LinearBench
+from .bench_prefill import PREFILL_CASES, PrefillBench
+from .device import Device
+from .errors import KernelError
 
-ROTATE_BYTES = 1 << 29
+OURS, STAND_IN = "ours", "ours, stand-in s2"
+OTHERS = {"torch": "torch", "triton": "Triton", "flashinfer": "FlashInfer", "flash_attn": "flash-attn"}
+REPLAYS, BUDGET_MS = 7, 250.0
 
 
 @dataclass(frozen=True)
 class PeerRow:
-    """Microseconds of one call, lowest and highest; `bytes` that it must read; the case's name as in bench.py."""
+    """Microseconds of one call, lowest and highest; `bytes` that it must read; the case's name as in bench.py.
+
+    `difference`: the largest from our result on the same data, over its root mean square; None where there is nothing
+    to compare.
+    """
 
     peer: str
     family: str
@@ -30,25 +42,40 @@ class PeerRow:
     low: float
     high: float
     bytes: int
+    difference: float | None = None
+
+    @property
+    def gbs(self) -> float:
+        """Useful bytes a second."""
+        return self.bytes / self.microseconds * 1e-3
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def _time(call: Callable[[int], Any], copies: int) -> list[float]:
+@dataclass
+class Comparison:
+    """All rows, and what is not there: a peer's name, the case (empty: all), and the reason."""
+
+    rows: list[PeerRow] = field(default_factory=list)
+    absent: list[dict[str, str]] = field(default_factory=list)
+
+
+def time_graph(call: Callable[[int], Any], copies: int) -> list[float]:
+    """Microseconds a call, of each replay of a graph that goes through the copies once; fewer replays when slow."""
     import torch
 
-    for i in range(min(copies, 3)):
+    for i in range(min(copies, 2)):
         call(i)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for i in range(copies):
             call(i)
-    times = []
-    for _ in range(8):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times: list[float] = []
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    while len(times) <= REPLAYS and (len(times) < 4 or sum(times) * copies * 1e-3 < BUDGET_MS):
         begin.record()
         graph.replay()
         end.record()
@@ -57,78 +84,107 @@ def _time(call: Callable[[int], Any], copies: int) -> list[float]:
     return times[1:]
 
 
-def _row(peer: str, family: str, case: str, times: list[float], size: int) -> PeerRow:
-    middle = statistics.median(times)
-    return PeerRow(peer, family, case, round(middle, 2), round(min(times), 2), round(max(times), 2), size)
-
-
-def _linear(case: LinearBench) -> Iterator[PeerRow]:
+def _measure(
+    found: Comparison, family: str, case: str, copies: int, makers: Iterable[tuple[str, Callable[[], Any]]],
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
     import torch
 
-    n = case.n * (2 if case.gated else 1)
-    size = n * case.k * 2
-    weights = torch.randn(max(1, ROTATE_BYTES // size), n, case.k, dtype=torch.float16, device="cuda")
-    x = torch.randn(case.m, case.k, dtype=torch.float16, device="cuda")
-    times = _time(lambda i: torch.nn.functional.linear(x, weights[i]), len(weights))
-    name = f"M{case.m} N{case.n} K{case.k}{' gated' if case.gated else ''}"
-    yield _row("torch linear, FP16 weights", "nvfp4_linear", name, times, size)
-
-
-def _attention(case: AttentionBench) -> Iterator[PeerRow]:
-    import torch
-
-    queries, heads = case.queries or 1, case.heads * case.group
-    size = 2 * case.sequences * case.context * case.heads * case.dim * 2
-    copies = max(1, ROTATE_BYTES // size)
-    shape = (copies, 2, case.sequences, case.heads, case.context, case.dim)
-    kv = torch.randn(shape, dtype=torch.float16, device="cuda")
-    q = torch.randn(case.sequences, heads, queries, case.dim, dtype=torch.float16, device="cuda")
-    # The last queries see all but each other's later tokens; a mask costs SDPA its fast paths, so none is given.
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def sdpa(i: int) -> Any:
-        return attend(q, kv[i, 0], kv[i, 1], enable_gqa=True)
-
-    name = f"d{case.dim} g{case.group} B{case.sequences} context {case.context} page {case.page}"
-    name += f" q{case.queries}" if case.queries else ""
-    yield _row("torch SDPA, dense FP16", case.family, name, _time(sdpa, copies), size)
-    flash = _optional("flash_attn")
-    if flash is not None:
-        rows, pairs = q.transpose(1, 2), kv.transpose(3, 4)
-        call = flash.flash_attn_with_kvcache
-        times = _time(lambda i: call(rows, pairs[i, 0], pairs[i, 1], causal=True), copies)
-        yield _row("flash-attn, dense FP16", case.family, name, times, size)
-
-
-def _optional(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
-
-
-def measure(families: Sequence[str], say: Callable[[str], None]) -> list[PeerRow]:
-    """Every peer that this machine has, in the cases of the named families; says what is missing."""
-    if _optional("torch") is None:
-        say("no peers: torch is not installed here")
-        return []
-    for name in ("flash_attn",):
-        if _optional(name) is None:
-            say(f"peer left out: {name} is not installed here")
-    wanted = tuple(families) or ("",)
-    found: list[PeerRow] = []
-    works: list[tuple[str, Callable[[], Iterator[PeerRow]]]] = [
-        (case.family, partial(_attention, case))
-        for case in ATTENTION_CASES
-        if case.family.startswith(wanted) and not case.window
-    ]
-    if "nvfp4_linear".startswith(wanted):
-        works += [("nvfp4_linear", partial(_linear, product)) for product in LINEAR_CASES]
-    for family, work in works:
+    ours: torch.Tensor | None = None
+    for kind, make in makers:
         try:
-            for row in work():
-                found.append(row)
-                say(f"{row.peer:28s} {row.case:44s} {row.microseconds:9.2f} us")
-        except RuntimeError as error:  # a peer that refuses a shape is no failure of ours
-            say(f"peer left out of a case of {family}: {str(error).splitlines()[0][:150]}")
+            way = make()
+            result = way.call(0)
+            torch.cuda.synchronize()
+            value = None if result is None else result.float().reshape(-1).clone()
+            times = time_graph(way.call, copies)
+        except KernelError:
+            raise
+        except Exception as error:  # a peer may refuse a case in any way; that is no failure of ours
+            torch.cuda.synchronize()
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['?'])[0][:150]}"
+            found.absent.append({"peer": OTHERS.get(kind, kind), "case": case, "reason": reason})
+            say(f"{OTHERS.get(kind, kind)} left out of {case}: {reason}")
+            continue
+        difference = None
+        if value is not None and ours is not None:
+            difference = float(f"{((value - ours).abs().max() / ours.square().mean().sqrt()).item():.2e}")
+        elif value is not None:
+            ours = value
+        middle = statistics.median(times)
+        row = PeerRow(
+            way.name, family, case, round(middle, 2), round(min(times), 2), round(max(times), 2), way.bytes, difference
+        )
+        found.rows.append(row)
+        say(f"{row.peer:32s} {row.case:44s} {row.microseconds:10.2f} us {'' if difference is None else difference}")
+
+
+def _attention(device: Device, stand_in: Device | None, case: AttentionBench | PrefillBench) -> Any:
+    from . import peers_attention as way
+
+    data = way.Data(way.Case.of(case))
+    makers: list[tuple[str, Callable[[], Any]]] = [(OURS, partial(way.own, data, device, OURS))]
+    if stand_in is not None:
+        makers.append((STAND_IN, partial(way.own, data, stand_in, STAND_IN, True)))
+
+    def everything() -> Iterator[tuple[str, Callable[[], Any]]]:
+        yield from makers
+        for name, make in way.peers(data, 4 * device.multiprocessors):
+            if find_spec(name) is not None:
+                yield name, make
+
+    return data.copies, everything()
+
+
+def _linear(device: Device, stand_in: Device | None, case: LinearBench) -> Any:
+    from . import peers_linear
+
+    return peers_linear.ways(device, stand_in, case, OURS, STAND_IN)
+
+
+def measure(device: Device, objects: Path, families: Sequence[str], say: Callable[[str], None]) -> Comparison:
+    """Every peer that this machine has, in the cases of the named families."""
+    found = Comparison()
+    for name, title in OTHERS.items():
+        if find_spec(name) is None:
+            found.absent.append({"peer": title, "case": "", "reason": "not installed here"})
+            say(f"{title}: not installed here")
+    if find_spec("torch") is None:
+        say("no peers without torch: it holds the data and the clock")
+        return found
+    newer = device.kernels.capability[0] > 7
+    stand_in = Device(objects, "s2") if newer and (objects / "kv_cache.s2.ptx").exists() else None
+    wanted = tuple(families) or ("",)
+    works: list[tuple[str, str, Callable[[], Any]]] = [
+        (case.family, case.name, partial(_attention, device, stand_in, case))
+        for case in ATTENTION_CASES
+        if not case.window
+    ]
+    works += [
+        (f"attention_prefill_{case.format}", case.name, partial(_attention, device, stand_in, case))
+        for case in PREFILL_CASES
+    ]
+    works += [("nvfp4_linear", product.name, partial(_linear, device, stand_in, product)) for product in LINEAR_CASES]
+    for family, name, make in works:
+        if family.startswith(wanted):
+            copies, makers = make()
+            _measure(found, family, name, copies, makers, say)
     return found
+
+
+def markdown(found: Comparison) -> str:
+    """The rows as a table, and what is absent."""
+    ours = {(row.family, row.case): row.microseconds for row in found.rows if row.peer == OURS}
+    lines = [
+        "| family | case | by | us (low, high) | GB/s it reads | time over ours | difference from ours |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found.rows:
+        reference = ours.get((row.family, row.case))
+        ratio = f"{row.microseconds / reference:.2f}" if reference else ""
+        difference = "" if row.difference is None else f"{row.difference:.1e}"
+        spread = f"{row.microseconds:.2f} ({row.low:.2f}, {row.high:.2f})"
+        lines.append(f"| {row.family} | {row.case} | {row.peer} | {spread} | {row.gbs:.0f} | {ratio} | {difference} |")
+    lines.append("")
+    lines += [f"{x['peer']}{' in ' + x['case'] if x['case'] else ''}: {x['reason']}" for x in found.absent]
+    return "\n".join(lines) + "\n"

@@ -61,14 +61,30 @@ def run(device: Device, variant: build.Variant, sms: int, families: Sequence[str
 
 
 def collect(
-    objects: Path, families: Sequence[str], proxy: bool, beside: bool, command: str = "", say: Say | None = None
+    objects: Path,
+    families: Sequence[str],
+    proxy: bool,
+    beside: bool,
+    command: str = "",
+    say: Say | None = None,
+    alone: bool = False,
 ) -> dict[str, Any]:
-    """The document. `proxy`: also, or on Volta never, the timing builds on 80 multiprocessors; `beside`: the peers."""
+    """The document. `proxy`: also, or on Volta never, the timing builds on 80 multiprocessors; `beside`: the peers.
+
+    `alone`: nothing but the peers, with our kernels beside them.
+    """
     tell = say or (lambda text: print(text, file=sys.stderr, flush=True))
     plain = Device(objects)
-    runs = [run(plain, build.PLAIN, 0, families, tell)]
-    if proxy and plain.kernels.capability[0] > 7:
+    runs = [] if alone else [run(plain, build.PLAIN, 0, families, tell)]
+    if proxy and not alone and plain.kernels.capability[0] > 7:
         timed = [variant for variant in build.TIMING if variant.spread > 1]
         runs += [run(Device(objects, variant.name), variant, 80, families, tell) for variant in timed]
-    found = peers.measure(families, tell) if beside else []
-    return {"schema": SCHEMA, "about": about(plain, command), "runs": runs, "peers": [x.as_dict() for x in found]}
+    found = peers.measure(plain, objects, families, tell) if beside else peers.Comparison()
+    return {
+        "schema": SCHEMA,
+        "about": about(plain, command),
+        "runs": runs,
+        "peers": [x.as_dict() for x in found.rows],
+        "absent": found.absent,
+        "peers_table": peers.markdown(found) if found.rows else "",
+    }

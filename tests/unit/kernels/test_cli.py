@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sm70_engine.kernels import build, cli, families, nvcc, report, v100
+from sm70_engine.kernels import build, cli, families, nvcc, peers, report, v100
 from sm70_engine.kernels.build import KernelFacts
 from sm70_engine.kernels.errors import KernelError
 
@@ -97,3 +97,18 @@ def test_nvcc_is_asked_for_both_targets_of_every_family(tmp_path: Path, capsys: 
     fake.write_text("#!/bin/sh\necho no such architecture\nexit 1\n")
     assert nvcc.main([str(tmp_path / "out"), str(fake)]) == 2
     assert "no such architecture" in capsys.readouterr().err
+
+
+def test_peers_are_set_against_ours_and_what_is_missing_is_named() -> None:
+    rows = [
+        peers.PeerRow(peers.OURS, "f", "a case", 10.0, 9.0, 11.0, 1_000_000),
+        peers.PeerRow("torch SDPA, dense FP16", "f", "a case", 25.0, 24.0, 26.0, 2_000_000, 1.5e-3),
+    ]
+    absent = [
+        {"peer": "FlashInfer", "case": "", "reason": "not installed here"},
+        {"peer": "torch", "case": "a case", "reason": "refused"},
+    ]
+    table = peers.markdown(peers.Comparison(rows, absent))
+    assert "| f | a case | torch SDPA, dense FP16 | 25.00 (24.00, 26.00) | 80 | 2.50 | 1.5e-03 |" in table
+    assert "FlashInfer: not installed here" in table
+    assert "torch in a case: refused" in table
