@@ -109,7 +109,7 @@ def _facts(family: Family, cubin: Path, log: str, tools: toolchain.Toolchain) ->
     kernels = {}
     for kernel in family.kernels:
         used, lines = usage[kernel.name], code[kernel.name]
-        loop = sass.weigh_loop(lines)
+        loop = sass.weigh_loop(lines, kernel.roles)
         kernels[kernel.name] = KernelFacts(
             registers=used.registers,
             stack=used.stack,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .plans import CHAIN_TILES, LINEAR_TILES, VERIFY_TILES, KvFormat
+from .plans import CHAIN_TILES, LINEAR_TILES, VERIFY_TILES, KvFormat, VerifyPlan
 from .prefill import PREFILL_DIMS
 
 SOURCES = Path(__file__).resolve().parent / "cuda"
@@ -16,11 +16,12 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry point. `tensor_cores`: its machine code must hold HMMA.884."""
+    """One entry point. `tensor_cores`: its machine code must hold HMMA.884. `roles`: sass.weigh_loop."""
 
     name: str
     threads: int
     tensor_cores: bool = True
+    roles: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,12 @@ def _verify(kv_format: KvFormat) -> Family:
         f"a few query tokens per sequence, causal or not, {kv_format.upper()} pages of a multiple of 16 tokens, "
         "D 128/256, heads per KV head times tokens at most 64 (D 256: 48), optional sliding window, ordered combine",
         (
-            *(Kernel(f"verify_{kv_format}_d{d}_r{r}", 128) for d, tiles in VERIFY_TILES.items() for r in tiles),
+            # One warp of a sub-partition multiplies with V, two score.
+            *(
+                Kernel(f"verify_{kv_format}_d{d}_r{r}", VerifyPlan.THREADS, roles=(1, 2))
+                for d, tiles in VERIFY_TILES.items()
+                for r in tiles
+            ),
             *(Kernel(f"verify_combine_{kv_format}_d{d}", 512, tensor_cores=False) for d in VERIFY_TILES),
         ),
         (f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}"),

@@ -290,6 +290,8 @@ class VerifyPlan(AttentionPlan):
     nothing before p - window + 1.
     """
 
+    THREADS: ClassVar[int] = 384
+
     queries: int = 2
     causal: bool = True
 
@@ -306,7 +308,9 @@ class VerifyPlan(AttentionPlan):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA of the first launch."""
-        return self.row_tiles * 8 * (self.layout.dim * 2 + 36 * 4 + 40 * 2 + 4) + 12
+        # Per row: Q, two steps of scores and of probabilities, two factors, two limits; then pages of eight steps.
+        per_row = self.layout.dim * 2 + 2 * 80 * 4 + 2 * 72 * 2 + 2 * 4 + 2 * 4
+        return self.row_tiles * 8 * per_row + 33 * 8 + 3 * 4 + 4 * 4
 
     def launches(
         self, memory: AttentionMemory, softmax_scale: float, scales: tuple[float, float] = (1.0, 1.0)
@@ -323,7 +327,7 @@ class VerifyPlan(AttentionPlan):
         arguments = self._arguments(memory, softmax_scale, scales, self.queries, self.causal)
         family, layout = f"attention_verify_{self.layout.format}", self.layout
         grid = (self.splits, layout.heads, self.sequences)
-        first = Launch(family, self.kernel, grid, 128, self.shared_bytes, (arguments,))
+        first = Launch(family, self.kernel, grid, self.THREADS, self.shared_bytes, (arguments,))
         return (first, self._combine(family, f"verify_combine_{layout.format}_d{layout.dim}", arguments))
 
 
@@ -334,8 +338,8 @@ def decode_splits(layout: CacheLayout, sequences: int, group: int, sms: int = V1
 
 
 def verify_splits(layout: CacheLayout, sequences: int, sms: int = V100_SMS) -> int:
-    """CTAs per sequence and KV head that fill the card once, two per SM."""
-    return max(1, min(256, round(sms * 2 / (sequences * layout.heads))))
+    """CTAs per sequence and KV head that fill the card once, one per SM."""
+    return max(1, min(256, round(sms / (sequences * layout.heads))))
 
 
 class LinearArgs(ctypes.Structure):

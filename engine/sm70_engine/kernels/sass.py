@@ -73,11 +73,13 @@ def opcodes(code: list[Line]) -> Counter[str]:
     return +counts
 
 
-def main_loop(code: list[Line]) -> list[Line]:
-    """The backward branch with the most HMMA (without any: the longest body) that loads from global memory."""
+def loops(code: list[Line]) -> list[list[Line]]:
+    """The bodies of the backward branches that load from global memory, best first, none inside or around another.
+
+    Best: the most HMMA, and among those the shortest; without any HMMA the longest.
+    """
     position = {line.text: i for i, line in enumerate(code) if line.label}
-    best: list[Line] = []
-    rank = (-1, 0)
+    found: list[tuple[tuple[int, int], range]] = []
     for i, line in enumerate(code):
         match = None if line.label or not line.text.startswith("BRA") else _TARGET.search(line.text)
         start = position.get(match[1], len(code)) if match else len(code)
@@ -87,10 +89,12 @@ def main_loop(code: list[Line]) -> list[Line]:
         if not any(opcode(x) == "LDG" for x in body):
             continue
         matrix = sum(opcode(x) == "HMMA" for x in body)
-        this = (matrix, -len(body) if matrix else len(body))
-        if this > rank:
-            rank, best = this, body
-    return best
+        found.append(((matrix, -len(body) if matrix else len(body)), range(start, i + 1)))
+    chosen: list[range] = []
+    for _, span in sorted(found, key=lambda item: item[0], reverse=True):
+        if all(span.stop <= other.start or other.stop <= span.start for other in chosen):
+            chosen.append(span)
+    return [[x for x in code[span.start : span.stop] if not x.label] for span in chosen]
 
 
 _CONTROL = frozenset(
@@ -138,11 +142,15 @@ def unit(line: Line) -> tuple[str, int]:
     return "alu", 2
 
 
-def weigh_loop(code: list[Line]) -> Loop:
-    """The main loop of a kernel in figures; zero instructions when there is none."""
-    body = main_loop(code)
-    cycles: Counter[str] = Counter()
-    for line in body:
-        name, n = unit(line)
-        cycles[name] += n
-    return Loop(len(body), dict(sorted(cycles.items())))
+def weigh_loop(code: list[Line], roles: tuple[int, ...] = (1,)) -> Loop:
+    """The main loop of a kernel in figures; zero instructions when there is none.
+
+    `roles`: how many warps of a sub-partition run the best loop, the second best, and so on; their sum is weighed.
+    """
+    total, cycles = 0, Counter[str]()
+    for body, warps in zip(loops(code), roles, strict=False):
+        total += warps * len(body)
+        for line in body:
+            name, n = unit(line)
+            cycles[name] += warps * n
+    return Loop(total, dict(sorted(cycles.items())))

@@ -64,8 +64,8 @@ def loop_bytes(kernel: str) -> int:
         return 2 * 1152 * int(parts[2])
     if parts[0] == "chain":
         return 1152 * int(parts[2])
-    if parts[0] == "verify" and parts[1] != "combine":  # a tile of 32 tokens for the four warps of a CTA
-        return 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1) * 8
+    if parts[0] == "verify" and parts[1] != "combine":  # a step of 64 tokens for the four sub-partitions
+        return 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1) * 16
     if parts[0] == "decode" and len(parts) == 4:
         dim, rows = int(parts[2][1:]), int(parts[3][1:])
         width = 2 if parts[1] == "f16" else 1

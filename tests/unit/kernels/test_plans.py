@@ -55,10 +55,10 @@ def test_every_verify_contract_has_a_kernel_that_fits_a_v100() -> None:
         for dim, most in ((128, 64), (256, 48)):
             for group in range(1, 17):
                 for queries in range(1, most // group + 1):
-                    plan = VerifyPlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, 160, queries=queries)
+                    plan = VerifyPlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, 80, queries=queries)
                     for launch in decode(plan):
                         assert known[launch.kernel].threads == launch.threads
-                        assert launch.shared_bytes <= 48 * 1024
+                        assert launch.shared_bytes <= plans.SHARED_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def test_a_verify_outside_the_contract_is_refused(plan: VerifyPlan, text: str) -
 def test_splits_fill_the_card_once() -> None:
     assert plans.decode_splits(LAYOUT, 1, 6) == 80
     assert plans.decode_splits(LAYOUT, 8, 6) == 10
+    assert plans.verify_splits(LAYOUT, 1) == 80
     assert plans.decode_splits(CacheLayout.split(KvFormat.F16, 16, 8, 128), 1, 4) == 20
     assert plans.decode_splits(CacheLayout.split(KvFormat.F16, 16, 8, 128), 256, 4) == 1
 

@@ -28,6 +28,18 @@ def test_the_main_loop_is_found_and_weighed() -> None:
     assert loop.cycles == {"control": 1, "fma": 2, "lsu": 16, "tensor": 2}
 
 
+def test_loops_of_several_roles_are_weighed_together() -> None:
+    product = "HMMA.884.F32.F32.STEP0 R8, R4, R6, R8"
+    first = [".L_x_1:", "/*0010*/ LDG.E.SYS R4, [R2] ;", f"/*0020*/ {product} ;", "/*0030*/ BRA `(.L_x_1) ;"]
+    second = [x.replace("L_x_1", "L_x_2") for x in (*first[:2], first[2], *first[2:])]
+    text = "\n".join(['\t.section\t.text.kernel,"ax",@progbits', *first, *second, "/*0040*/ EXIT ;"])
+    code = sass.parse(text)["kernel"]
+    assert [len(body) for body in sass.loops(code)] == [4, 3]
+    loop = sass.weigh_loop(code, (1, 2))
+    assert loop.instructions == 4 + 2 * 3
+    assert loop.cycles["tensor"] == 2 * (2 + 2 * 1)
+
+
 def test_the_compilers_report_is_read() -> None:
     log = (
         "ptxas info    : Compiling entry function 'f' for 'sm_70'\nptxas info    : Function properties for f\n"
