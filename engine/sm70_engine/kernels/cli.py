@@ -42,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("--all", action="store_true", help="the whole grid on this machine's GPU")
     test.add_argument("--families", default="", help="comma-separated prefixes; by default all")
     test.add_argument("--order", type=int, default=0, help="of threads and blocks on the emulator: 0, 1 or a seed")
+    test.add_argument(
+        "--races", action="store_true", help="on the emulator: also find races in shared memory (several times slower)"
+    )
     time = commands.add_parser("bench", help="time the kernels on this machine's GPU")
     time.add_argument("--families", default="", help="comma-separated prefixes; by default all")
     time.add_argument(
@@ -97,7 +100,7 @@ def _families(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    backend: Backend = Emulator(options.order)
+    backend: Backend = Emulator(options.order, options.races)
     size = checks.Size.DEVICE if options.all else options.size
     if options.all or options.on == "device":
         from .device import Device  # only here is a driver needed

@@ -29,25 +29,29 @@ _FLAGS = (
     # Traps, so that the emulator can report block and thread and needs no runtime library.
     "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
+# Calls before every access, of functions in races.hpp.
+_RACES = ("-fsanitize=thread", "-DRACES", "-fno-threadsafe-statics")
+_HEADERS = (EMULATOR, "races.hpp")
 _PAGE = mmap.PAGESIZE
 _CANARY = 0xA5
 
 
-def _flags() -> tuple[str, ...]:
+def _flags(races: bool) -> tuple[str, ...]:
     half = "f16c" in Path("/proc/cpuinfo").read_text().split()
-    return (*_FLAGS, "-mf16c") if half else _FLAGS
+    return (*_FLAGS, *(("-mf16c",) if half else ()), *(_RACES if races else ()))
 
 
-def library(unit: Family) -> Path:
-    """Compiles a family for the CPU unless that was done before; the shared library.
+def library(unit: Family, races: bool = False) -> Path:
+    """Compiles a family for the CPU unless that was done before; the shared library. `races`: it finds races.
 
     Raises `KernelError` without a compiler or when the source does not compile.
     """
     compiler = shutil.which("g++")
     if compiler is None:
         raise KernelError("the emulator needs g++ on the PATH (Debian: apt-get install g++)")
-    digest = hashlib.sha256(repr((_flags(), unit.name, unit.defines)).encode())
-    for path in (*unit.files, SOURCES / EMULATOR):
+    flags = _flags(races)
+    digest = hashlib.sha256(repr((flags, unit.name, unit.defines)).encode())
+    for path in (*unit.files, *(SOURCES / name for name in _HEADERS)):
         digest.update(path.read_bytes())
     target = cache_root() / "kernels-emulated" / f"{unit.name}-{digest.hexdigest()[:16]}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,10 +59,18 @@ def library(unit: Family) -> Path:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if not target.exists():
             scratch = target.with_suffix(f".{os.getpid()}")
-            command = [compiler, *_flags(), *unit.defines, "-x", "c++", str(unit.path), "-o", str(scratch)]
-            result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-            if result.returncode:
-                raise KernelError(f"{unit.source} does not compile for the emulator:\n{result.stdout[:4000]}")
+            # Linked apart: the sanitizer's own runtime, which the compiler would add, must not be there.
+            unlinked = scratch.with_suffix(".o")
+            for command in (
+                [*flags, *unit.defines, "-I", str(SOURCES), "-x", "c++", "-c", str(unit.path), "-o", str(unlinked)],
+                ["-shared", str(unlinked), "-o", str(scratch)],
+            ):
+                result = subprocess.run(
+                    [compiler, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+                )
+                if result.returncode:
+                    raise KernelError(f"{unit.source} does not compile for the emulator:\n{result.stdout[:4000]}")
+            unlinked.unlink()
             scratch.rename(target)
     return target
 
@@ -96,22 +108,33 @@ class GuardedBuffer:
 
 
 class Emulator:
-    """The CPU as a device. `order`: 0 runs threads and blocks forwards, 1 backwards, more: shuffled by that seed."""
+    """The CPU as a device. `order`: 0 runs threads and blocks forwards, 1 backwards, more: shuffled by that seed.
+
+    `races`: a launch fails when no barrier orders two accesses to shared memory, in whatever order they ran; several
+    times slower.
+    """
 
     name = "emulator"
     multiprocessors = 3
 
-    def __init__(self, order: int = 0) -> None:
-        self.order = order
+    def __init__(self, order: int = 0, races: bool = False) -> None:
+        self.order, self.races = order, races
         self._libraries: dict[str, ctypes.CDLL] = {}
+
+    def add(self, unit: Family) -> None:
+        """Loads a family that is not one of the package's (a test's)."""
+        self._libraries[unit.name] = self._open(unit)
 
     def _load(self, name: str) -> ctypes.CDLL:
         if name not in self._libraries:
-            loaded = ctypes.CDLL(str(library(family(name))))
-            loaded.sm70_emulator_message.restype = ctypes.c_char_p
-            loaded.sm70_emulator_kernels.restype = ctypes.c_char_p
-            self._libraries[name] = loaded
+            self.add(family(name))
         return self._libraries[name]
+
+    def _open(self, unit: Family) -> ctypes.CDLL:
+        loaded = ctypes.CDLL(str(library(unit, self.races)))
+        loaded.sm70_emulator_message.restype = ctypes.c_char_p
+        loaded.sm70_emulator_kernels.restype = ctypes.c_char_p
+        return loaded
 
     def kernels(self, name: str) -> list[str]:
         """The kernels that a family's library exports."""

@@ -4,6 +4,7 @@
 //     shifts and array indices (-fsanitize=undefined with traps): reported with block and thread, the process lives on;
 //   - a barrier or warp operation that not all threads reach, or that they reach with different operations;
 //   - a missing barrier, when a kernel gives other bits in another order: threads and blocks run forwards, backwards or shuffled.
+//   - with -DRACES and -fsanitize=thread: two accesses to shared memory, one of them a write, that no barrier orders (races.hpp).
 // Shared memory starts as NaN in every block. Atomics need nothing: one fiber runs at a time.
 #pragma once
 #ifndef __x86_64__
@@ -81,7 +82,9 @@ struct Warp {
 struct Barrier {
   int arrived = 0, total = 0;
   unsigned generation = 0;
+  int who[1024];
 };
+struct Races;
 struct Fiber {
   void* sp = nullptr;
   char* stack = nullptr;
@@ -94,6 +97,7 @@ struct Block {
   u8* smem;
   std::vector<Warp> warps;
   Barrier barriers[16];
+  Races* races = nullptr;
 };
 static std::vector<Fiber> fibers;
 static Block* block;  // the one that runs
@@ -113,6 +117,13 @@ static char message[512];
   snprintf(message, sizeof message, "%s (block %u,%u,%u thread %u)", what, bid.x, bid.y, bid.z, tid.x);
   siglongjmp(escape, 1);
 }
+#ifdef RACES
+#include "races.hpp"
+#else
+static inline void begin_races(Block&, int) {}
+static inline void ordered(const int*, int) {}
+static inline void settle() {}
+#endif
 static void on_signal(int number, siginfo_t* info, void*) {
   if (!running) {  // not ours: die as if we had never been here
     signal(number, SIG_DFL);
@@ -149,7 +160,9 @@ static inline void block_barrier(int id, int total) {
   if (b.arrived == 0) b.total = total;
   else if (b.total != total) fail("threads reached one barrier with different counts");
   progress++;
+  b.who[b.arrived] = (int)tid.x;
   if (++b.arrived == total) {
+    ordered(b.who, total);
     b.arrived = 0;
     b.generation++;
   }
@@ -179,6 +192,7 @@ static void run_blocks(std::vector<Block>& blocks, const std::vector<int>& order
   for (auto& b : blocks) {
     b.warps.assign((n + 31) / 32, Warp());
     memset(b.smem, 0xff, shared_bytes);
+    begin_races(b, n);
     for (int i = 0; i < n; i++) prepare(fibers[b.first + i]);
   }
   for (int live = n * (int)blocks.size(); live;) {
@@ -197,6 +211,7 @@ static void run_blocks(std::vector<Block>& blocks, const std::vector<int>& order
     }
     if (live && progress == before) fail("deadlock: some threads wait at a barrier or warp operation that others never reach");
   }
+  settle();
 }
 template <class... P>
 struct Call {
@@ -391,7 +406,11 @@ DEVICE int vote_any(int value) {
 DEVICE void syncwarp() {
   const u32 x = 0;
   unsigned p;
-  emu::meet(3, &x, 1, [](emu::Warp&, unsigned) {}, p);
+  emu::meet(3, &x, 1, [](emu::Warp&, unsigned) {
+    int lanes[32];
+    for (int i = 0; i < 32; i++) lanes[i] = (int)(emu::tid.x & ~31u) + i;
+    emu::ordered(lanes, 32);
+  }, p);
 }
 DEVICE void syncblock() { emu::block_barrier(0, (int)blockDim.x); }
 DEVICE void named_bar(int id, int n) { emu::block_barrier(id, n); }
