@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import aiohttp
 import kopf
+from kopf._cogs.aiokits import aiotoggles
 
 from sm70_operator import handlers
 from sm70_operator.api import names
@@ -58,6 +60,41 @@ class NoProgress(kopf.ProgressStorage):
         return essence
 
 
+class FirstLists(aiotoggles.ToggleSet):
+    """Which objects of the first lists are not in the caches yet; `complete` is called when all are.
+
+    kopf lets the worker of every object wait for that, and wakes all of them for each object that is done: with six
+    thousand objects that took 40 s and 50 MiB. Here no worker waits: nothing is decided before `complete`.
+    """
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        super().__init__(all)
+        self._complete = complete
+
+    async def wait_for(self, __state: bool) -> None:
+        """At once."""
+
+    async def drop_toggle(self, toggle: aiotoggles.Toggle) -> None:
+        await super().drop_toggle(toggle)
+        if self.is_on():
+            self._complete()
+
+
+@contextlib.contextmanager
+def told_of_first_lists(complete: Callable[[], None]) -> Iterator[None]:
+    """kopf makes its set of all first lists as `FirstLists` meanwhile; its set of reasons to pause stays its own."""
+    original = aiotoggles.ToggleSet
+
+    def make(over: Callable[[Iterable[bool]], bool]) -> aiotoggles.ToggleSet:
+        return FirstLists(complete) if over is all else original(over)
+
+    aiotoggles.ToggleSet = make  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        aiotoggles.ToggleSet = original  # type: ignore[misc]
+
+
 class Watches:
     """`woken` is called for every service that an event concerns."""
 
@@ -69,6 +106,9 @@ class Watches:
         self.store: Store | None = None
         """The caches, once all of them are complete."""
         self.running = False
+        self._filled: Store | None = None
+        """The caches, complete or not."""
+        self._lists_done = False
         self._ended: dict[Key, PodFacts] = {}
         self.clock = WatchClock(handlers.PLURALS)
         self.clock.relisted = self._relisted
@@ -85,19 +125,21 @@ class Watches:
             signals = asyncio.create_task(self._take_signals(ready))
             self._anew = False
             self._stop = asyncio.Event()
-            self.store = None
+            self.store = self._filled = None
+            self._lists_done = False
             self.clock.reset()
             self.running = True
             try:
-                await kopf.operator(
-                    registry=self._registry(),
-                    settings=self._kopf_settings(),
-                    standalone=True,
-                    clusterwide=not self._settings.namespaces,
-                    namespaces=self._settings.namespaces,
-                    stop_flag=self._stop,
-                    ready_flag=ready,
-                )
+                with told_of_first_lists(self._listed):
+                    await kopf.operator(
+                        registry=self._registry(),
+                        settings=self._kopf_settings(),
+                        standalone=True,
+                        clusterwide=not self._settings.namespaces,
+                        namespaces=self._settings.namespaces,
+                        stop_flag=self._stop,
+                        ready_flag=ready,
+                    )
             finally:
                 self.running = False
                 signals.cancel()
@@ -116,8 +158,18 @@ class Watches:
         return registry
 
     def _event(self, store: Store, key: Key) -> None:
-        self.store = store
-        self._woken(key)
+        self._filled = store
+        if self._lists_done:
+            self.store = store
+            self._woken(key)
+
+    def _listed(self) -> None:
+        """All first lists are in the caches: now every service is looked at."""
+        self._lists_done = True
+        if self._filled is not None:
+            self.store = self._filled
+            for key in sorted(self.store.resources):
+                self._woken(key)
 
     def _pod_ended(self, key: Key, pod: PodFacts) -> None:
         self._ended.pop(key, None)
@@ -135,6 +187,7 @@ class Watches:
             logger.warning("%s had to be listed again; all watches start anew", path)
             self._anew = True
             self.store = None
+            self._lists_done = False
             self._stop.set()
 
     async def _login(self, **kwargs: object) -> kopf.AiohttpSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import platform
@@ -11,6 +12,7 @@ from typing import Any
 
 import kopf
 import pytest
+from kopf._core.reactor import orchestration, running
 
 from sm70_operator import handlers
 from sm70_operator.act.apply import Written
@@ -20,7 +22,7 @@ from sm70_operator.observe.snapshot import Key, Resource, StoredResource
 from sm70_operator.observe.store import Store
 from sm70_operator.runtime import heap
 from sm70_operator.runtime.expectations import PATIENCE_SECONDS, Expectations
-from sm70_operator.runtime.watches import NoDiffs, NoProgress
+from sm70_operator.runtime.watches import FirstLists, NoDiffs, NoProgress, Watches, told_of_first_lists
 from unit.operator.builders import KEY, NOW, SETTINGS, deployment, record, resource, service, serving, spec, target
 
 NAME = target().name
@@ -139,6 +141,53 @@ def test_kopf_compares_and_stores_nothing() -> None:
     NoProgress().touch(body=body, patch=patch)
     NoProgress().purge(body=body, patch=patch)
     assert not patch
+
+
+def _watches(woken: list[Key]) -> Watches:
+    return Watches(SETTINGS, woken.append)
+
+
+def test_no_service_is_woken_before_the_first_lists_are_complete_and_then_all_are() -> None:
+    woken: list[Key] = []
+    watches, other = _watches(woken), Key("serving", "another")
+    caches = store(resources={KEY: [StoredResource.of(resource())], other: []})
+    watches._event(caches, KEY)
+    assert (watches.store, woken) == (None, [])
+    watches._listed()
+    assert watches.store is caches
+    assert woken == sorted([KEY, other])
+    watches._event(caches, other)
+    assert woken[-1] == other
+
+
+def test_an_empty_cluster_is_complete_too() -> None:
+    woken: list[Key] = []
+    watches = _watches(woken)
+    watches._listed()
+    watches._event(store(), KEY)
+    assert woken == [KEY]
+    watches._relisted("/api/v1/pods")
+    watches._event(store(), KEY)
+    assert (watches.store, woken) == (None, [KEY]), "what vanished between two lists is not known"
+
+
+def _toggles(module: Any) -> Any:
+    """The class by which a module of kopf makes its sets."""
+    return module.aiotoggles.ToggleSet
+
+
+async def test_no_object_of_the_first_lists_waits_for_the_others() -> None:
+    complete: list[bool] = []
+    with told_of_first_lists(lambda: complete.append(True)):
+        lists, pauses = _toggles(orchestration)(all), _toggles(running)(any)
+    assert not isinstance(pauses, FirstLists)
+    assert _toggles(orchestration) is type(pauses)
+    toggles = [await lists.make_toggle(name=str(number)) for number in range(3)]
+    for toggle in toggles:
+        assert complete == []
+        await asyncio.wait_for(lists.wait_for(True), 1)
+        await lists.drop_toggle(toggle)
+    assert complete == [True]
 
 
 def test_the_heap_is_tamed_where_glibc_is() -> None:
