@@ -190,7 +190,7 @@ def sdpa_way(data: Data, dense: torch.Tensor) -> Way:
         mask = causal_lower_right(case.queries, case.context)
 
     def call(i: int) -> torch.Tensor:
-        result: torch.Tensor = attend(q, dense[i, 0], dense[i, 1], attn_mask=mask, enable_gqa=True)
+        result: torch.Tensor = attend(q, *dense[i % len(dense)], attn_mask=mask, enable_gqa=True)
         return result.transpose(1, 2)
 
     return Way("torch SDPA, dense FP16", _dense_bytes(case), call)
@@ -205,7 +205,7 @@ def flash_way(data: Data, dense: torch.Tensor) -> Way:
     pairs = dense.transpose(3, 4)
     return Way(
         "flash-attn, dense FP16", _dense_bytes(case),
-        lambda i: flash_attn_with_kvcache(q, pairs[i, 0], pairs[i, 1], causal=True),
+        lambda i: flash_attn_with_kvcache(q, *pairs[i % len(pairs)], causal=True),
     )  # fmt: skip
 
 

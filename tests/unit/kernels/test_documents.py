@@ -90,6 +90,7 @@ def test_a_run_is_drawn_or_says_what_it_needs(tmp_path: Path) -> None:
             {"variant": "s2t", "rows": [{"kernel": "k", "case": "c", "share": 0.5, "kind": "prediction"}]},
             {"variant": "", "rows": []},
         ],
+        "peers": [{"peer": "torch", "family": "f", "case": "c", "microseconds": 3.0}],
     }
     try:
         import matplotlib as _  # noqa: F401
@@ -97,4 +98,4 @@ def test_a_run_is_drawn_or_says_what_it_needs(tmp_path: Path) -> None:
         with pytest.raises(KernelError, match="pip install matplotlib"):
             plots.write(document, tmp_path)
     else:
-        assert [path.name for path in plots.write(document, tmp_path)] == ["s2t.svg"]
+        assert [path.name for path in plots.write(document, tmp_path)] == ["shares.svg", "peers.svg"]
