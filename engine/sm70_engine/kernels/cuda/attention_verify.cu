@@ -7,6 +7,11 @@
 // One barrier a step. K and V go from global memory to B fragments, each register being asked for again as soon as it is used up.
 // FP32 softmax state and partials; verify_combine_* (attention.cuh) adds the splits in order.
 #include "attention.cuh"
+#ifdef EMULATE
+DEVICE void prefetch_l2(const void* p) { (void)*(volatile const u8*)p; }  // stricter than a GPU: the address must be there
+#else
+DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#endif
 constexpr int kUnit = 16, kStepTokens = 64, kLeast = 4;  // tokens that are shared out at a time (never of two pages), and at least so many for a CTA
 template <int D, int MT>
 struct Verify {
@@ -109,6 +114,11 @@ struct Verify {
       if (threadIdx.x == PV * 32) changed[x & 3] = 0;
       const u8* after = next;
       if (x + 2 < steps) after = locate(x + 2);
+      if (x < steps) {  // V of this warp's tokens to the L2: a load of it is too short before its use to wait for memory
+        const u8* v = reinterpret_cast<const u8*>((size_t)where[(x & 7) * 4 + sw / 2]) + a.value_offset;
+#pragma unroll
+        for (int i = lane; i < ROW / 8; i += 32) prefetch_l2(v + (size_t)(((sw & 1) * 8 + i / KJ) * a.token_stride) + 64 * SPREAD * (i % KJ));
+      }
       const int old = (x + 1) & 1;
       float p[PT], sum = 0.f, top = 0.f, now = 0.f, fade = 0.f, shift = 0.f;
       auto piece = [&](int i) {
