@@ -356,7 +356,8 @@ class LinearArgs(ctypes.Structure):
 class LinearTile:
     """A variant of the NVFP4 linear: row tiles of 8, column tiles of 32 per warp, column warps, K-slice warps.
 
-    `wide`: 16 x 16 a product instead of 8 x 32 (nvfp4_tile.cuh).
+    `wide`: 16 x 16 a product instead of 8 x 32 (nvfp4_tile.cuh). `pieces`: activations are staged piece by piece
+    between the products, which takes fewer registers (nvfp4_linear.cu).
     """
 
     rows: int
@@ -364,6 +365,7 @@ class LinearTile:
     column_warps: int
     k_warps: int
     wide: bool = False
+    pieces: bool = False
 
     @property
     def kernel(self) -> str:
@@ -371,8 +373,8 @@ class LinearTile:
         return self._name("linear")
 
     def _name(self, kind: str) -> str:
-        wide = "w" if self.wide else ""
-        return f"{kind}_{self.rows}{wide}_{self.columns}_{self.column_warps}_{self.k_warps}"
+        form = ("w" if self.wide else "") + ("p" if self.pieces else "")
+        return f"{kind}_{self.rows}{form}_{self.columns}_{self.column_warps}_{self.k_warps}"
 
     @property
     def gated(self) -> str:
@@ -396,9 +398,9 @@ class LinearTile:
 # The widest M of each, and from which N a shape with fewer K slices pays (enough CTAs to fill the card).
 LINEAR_TILES: tuple[tuple[int, LinearTile, LinearTile], ...] = (
     (8, LinearTile(1, 1, 2, 8), LinearTile(1, 1, 2, 8)),
-    (16, LinearTile(2, 1, 2, 8), LinearTile(2, 1, 4, 4)),
-    (32, LinearTile(4, 2, 1, 8), LinearTile(4, 2, 2, 4)),
-    (64, LinearTile(8, 1, 2, 4, wide=True), LinearTile(8, 1, 4, 2, wide=True)),
+    (16, LinearTile(2, 1, 2, 8, pieces=True), LinearTile(2, 1, 4, 4, pieces=True)),
+    (32, LinearTile(4, 1, 2, 6, wide=True), LinearTile(4, 1, 4, 4, wide=True, pieces=True)),
+    (64, LinearTile(8, 1, 2, 4, wide=True), LinearTile(8, 1, 4, 3, wide=True, pieces=True)),
 )
 _WIDE_N = {8: 1 << 30, 16: 8192, 32: 8192, 64: 8192}
 
@@ -529,11 +531,11 @@ class ChainTile(LinearTile):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: staged activations, and beside them the partial sums."""
+        """Dynamic shared memory: staged activations, beside them the partial sums and the table of linears."""
         tiles, stage = self.rows * self.columns, self.k_warps * 2 * self.rows * 1152
         while tiles * self.warps > min(40, 96 - -(-stage // 1024)):
             tiles //= 2
-        return tiles * self.warps * 1024 + stage
+        return tiles * self.warps * 1024 + stage + ctypes.sizeof(ChainOpArgs) * CHAIN_OPS
 
 
 # The widest M of each variant.

@@ -60,11 +60,17 @@ DEVICE void chain(const ChainArgs& p) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, nw = warp % NW, kw = warp / NW, M = p.m;
   T tile;
   tile.set(nw, kw, smem_base(sm));
+  // The table moves to shared memory at once: the first look at a constant costs about as much as a read of memory, and a warp would take it at
+  // the end of every linear, in front of the sum and the barrier.
+  ChainOp* ops = reinterpret_cast<ChainOp*>(sm + KW * 2 * T::STAGE + tiles_at_once(T::ROWS * T::PARTS, NW * KW, sum_kb(T::STAGE, KW)) * NW * KW * 1024);
+  constexpr int WORDS = sizeof(ChainOp) / 4;
+  for (int i = threadIdx.x; i < p.ops * WORDS; i += NW * KW * 32) reinterpret_cast<u32*>(ops)[i] = reinterpret_cast<const u32*>(p.op)[i];
+  syncblock();
   // The front of the weights' stream: (linear, column group, unit)
   int fo = 0, ft = blockIdx.x, fu = kw, fU = 0;
   auto enter = [&]() {  // the first unit of (fo, ft), or of the next linear that has a column group and a unit for this warp
     for (; fo < p.ops; fo++, ft = blockIdx.x) {
-      const ChainOp& op = p.op[fo];
+      const ChainOp& op = ops[fo];
       const int tiles = ((op.n + 31) >> 5) << op.gated;
       fU = op.k >> 6;
       if (ft * NW * NT >= tiles || kw >= fU) continue;
@@ -89,7 +95,7 @@ DEVICE void chain(const ChainArgs& p) {
   const bool on = MT * 64 >= NW * 32 || g < MT * 64;
   constexpr bool CLAMP = CH <= 2;  // rows past M: clamped to the last row, or left zero; their results are not stored
   for (int o = 0; o < p.ops; o++) {
-    const ChainOp& op = p.op[o];
+    const ChainOp op = ops[o];
     const int U = op.k >> 6, tiles = ((op.n + 31) >> 5) << op.gated;
     const u16* from[CLAMP ? CH : 1];
     const u32 rows_apart = NW * 4 * op.a_stride;

@@ -57,11 +57,29 @@ struct Tile {
 #pragma unroll
     for (int t = 0; t < (WIDE ? 1 : NT); t++) at[t] += KW * UNIT;
   }
+  // The same in halves: k 0..31 with the scales, or the rest, behind which the stream moves on.
+  MEMBER void load_half_if(bool on, Weights& to, int half) {
+#pragma unroll
+    for (int t = 0; t < PARTS; t++) {
+      const u8* from = WIDE ? at[0] + t * 128 * SPREAD : at[t];
+      stream_if(on, half ? to.part[t].b : to.part[t].a, from + half * 512 * SPREAD);
+      if (!half) stream_if(on, to.part[t].s, WIDE ? at[0] + to_scale + t * 32 : at[t] + to_scale);
+    }
+    if (half)
+#pragma unroll
+      for (int t = 0; t < (WIDE ? 1 : NT); t++) at[t] += KW * UNIT;
+  }
+  MEMBER void stage_one(const uint4& x, int c, int parity) { sst128(put + parity * STAGE + (c * NW * 4 >> 3) * 1152 + (c * NW * 4 & 7) * 16, x); }
   MEMBER void stage(const uint4 (&x)[CHUNKS], int parity) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) sst128(put + parity * STAGE + (c * NW * 4 >> 3) * 1152 + (c * NW * 4 & 7) * 16, x[c]);
+    for (int c = 0; c < CHUNKS; c++) stage_one(x[c], c, parity);
   }
   MEMBER void multiply(float (&acc)[ROWS][PARTS][8], const Weights& w, int parity) {
+    multiply(acc, w, parity, [](int) {});
+  }
+  // `between(q)`: what to do behind the products of eighth q of the unit.
+  template <class Between>
+  MEMBER void multiply(float (&acc)[ROWS][PARTS][8], const Weights& w, int parity, const Between& between) {
     u32 S[PARTS][4];
 #pragma unroll
     for (int t = 0; t < PARTS; t++) scale_halves(w.part[t].s, S[t]);
@@ -81,6 +99,7 @@ struct Tile {
 #pragma unroll
         for (int t = 0; t < PARTS; t++) mma884(acc[m][t], a.z, a.w, h[t][2], h[t][3]);
       }
+      between(q);
     }
   }
   // Adds the slices of K in order, at most AT accumulator tiles at a time (16-byte accesses without bank conflicts), and stores row by row.
