@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from sm70_engine.kernels import checks, repack, torch_bridge, torch_ops, torch_reference, torch_weights
+from sm70_engine.kernels import checks, peers_attention, repack, torch_bridge, torch_ops, torch_reference, torch_weights
+from sm70_engine.kernels.bench import AttentionBench
+from sm70_engine.kernels.bench_prefill import PrefillBench
 from sm70_engine.kernels.checks import AttentionCase
+from sm70_engine.kernels.emulator import Emulator
 from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.plans import CacheLayout, KvFormat
 from sm70_engine.ops import kv_codec
@@ -193,7 +196,36 @@ def linears() -> dict[str, Any]:
     }
 
 
+def peers() -> dict[str, float]:
+    """The benchmarks' peers: our kernels (emulated) and torch on a case's data, largest difference over the RMS."""
+    found = {}
+    for bench in (
+        AttentionBench(KvFormat.E4M3, 256, 6, 2, 100, page=16),
+        AttentionBench(KvFormat.F16, 128, 8, 1, 90, page=48, heads=2),
+        AttentionBench(KvFormat.E5M2, 256, 6, 1, 77, page=32, queries=8),
+        PrefillBench(KvFormat.E4M3, 128, 6, 20, 90),
+    ):
+        data = peers_attention.Data(peers_attention.Case.of(bench), "cpu", 1 << 18)
+        last = data.copies - 1
+        launches = peers_attention.own_launches(data, 3)  # holds the workspace
+        for launch in launches(last):
+            Emulator().run(launch)
+        other = peers_attention.sdpa_way(data, data.dense().unsqueeze(0)).call(last)
+        assert other is not None
+        ours = data.out.float()
+        found[bench.name] = float((other.float().reshape(ours.shape) - ours).abs().max() / ours.square().mean().sqrt())
+    return found
+
+
 if __name__ == "__main__":
     print(
-        json.dumps({"attention": attention(), "prefill": prefill(), "cache_write": cache_write(), "linears": linears()})
+        json.dumps(
+            {
+                "peers": peers(),
+                "attention": attention(),
+                "prefill": prefill(),
+                "cache_write": cache_write(),
+                "linears": linears(),
+            }
+        )
     )

@@ -23,6 +23,8 @@ def test_operators_compute_what_the_kernels_are_checked_against(lane: Path, tmp_
     assert all(ratio < 1 for ratio in found["attention"].values()), found["attention"]
     assert len(found["attention"]) == 8
     assert found["prefill"] == [0, 0]
+    assert len(found["peers"]) == 4
+    assert all(0 < difference < 5e-3 for difference in found["peers"].values()), found["peers"]
     assert found["cache_write"] == {"e4m3": True, "e5m2": True, "f16": True}
     linears = found["linears"]
     for name in ("same_words", "same_gated", "unpacked", "divisor", "compiled", "mlp", "regated"):
