@@ -1,8 +1,8 @@
 """Builds every family: an sm_70 cubin for the V100, compute_70 PTX for anything newer, and a manifest of both.
 
 A family's output lies in `$SM70_CACHE/kernels/KEY`, where KEY depends on its source, the headers, the definitions and
-the toolchain; what is there already is not built again. `export` copies the lot into one flat folder, which the
-loader reads and a wheel ships.
+the toolchain; what is there already is not built again. `export` packs each pair into one fat object; the loader reads
+the folder of them and a wheel ships it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from . import nvrtc, sass, toolchain
+from . import fatbin, nvrtc, sass, toolchain
 from .errors import KernelError
 from .families import CALIBRATION, FAMILIES, Family
 
@@ -171,15 +171,17 @@ def read_facts(path: Path) -> FamilyFacts:
 
 
 def export(target: Path, variants: Iterable[Variant] = (PLAIN,)) -> Path:
-    """Builds and copies everything into `target`: NAME.cubin, NAME.ptx, NAME.VARIANT.ptx and one manifest."""
+    """Builds everything into `target`: NAME.fatbin, one manifest, and NAME.VARIANT.ptx of timing builds."""
     built = build((*FAMILIES, CALIBRATION), variants)
+    packer = toolchain.fatbin_library()
     target.mkdir(parents=True, exist_ok=True)
     families = {}
     for (name, variant), path in built.items():
-        suffix = f".{variant}" if variant else ""
-        shutil.copyfile(path / f"{name}.ptx", target / f"{name}{suffix}.ptx")
-        if not variant:
-            shutil.copyfile(path / f"{name}.cubin", target / f"{name}.cubin")
+        if variant:
+            shutil.copyfile(path / f"{name}.ptx", target / f"{name}.{variant}.ptx")
+        else:
+            cubin, ptx = (path / f"{name}.cubin").read_bytes(), (path / f"{name}.ptx").read_bytes()
+            (target / f"{name}.fatbin").write_bytes(fatbin.pack(packer, name, cubin, ptx))
             families[name] = json.loads((path / MANIFEST).read_text())
     packages = [line.split()[0] for line in toolchain.LOCK.read_text().split("\n") if "==" in line]
     manifest = {"schema": SCHEMA, "toolchain": packages, "families": families}

@@ -1,4 +1,4 @@
-"""Loads built kernels and launches them: the cubin on a V100, the PTX through the driver's compiler on anything newer.
+"""Loads fat objects and launches their kernels: the driver takes the cubin on a V100, the PTX on anything newer.
 
 Launches are asynchronous and capture into CUDA graphs: load (`Kernels.get`) every kernel once before a capture, since
 loading and raising the shared-memory limit are not allowed inside one.
@@ -44,7 +44,10 @@ class Kernels:
     def _image(self, family: str) -> Path:
         if self._variant:
             return self._folder / f"{family}.{self._variant}.ptx"
-        # A cubin for 7.0 runs on 7.x only; everything newer compiles the PTX.
+        fat = self._folder / f"{family}.fatbin"
+        if fat.exists():
+            return fat
+        # Apart, as nvcc.py makes them: a cubin for 7.0 runs on 7.x only; everything newer compiles the PTX.
         return self._folder / f"{family}.{'cubin' if self.capability[0] == 7 else 'ptx'}"
 
     def _load(self, family: str) -> ctypes.c_void_p:

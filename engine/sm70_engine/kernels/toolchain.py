@@ -28,6 +28,11 @@ _FILES = (
     "triton/backends/nvidia/bin/nvdisasm",
     "triton/backends/nvidia/bin/ptxas",
 )
+# Packs fat objects. Not in the lock: it compiles nothing, so another version of it need not build everything again.
+_FATBIN = (
+    "nvidia-nvfatbin-cu12==12.8.90 --hash=sha256:90292d3c8d234dfad7cb6eb5f7d219ad1bd024eb62e07d13a0d244e4b7fa9b61\n"
+)
+_FATBIN_FILE = "nvidia/nvfatbin/lib/libnvfatbin.so.12"
 
 
 @dataclass(frozen=True)
@@ -75,24 +80,40 @@ def install() -> Toolchain:
     Raises `KernelError` when neither uv nor pip is there, or the installation fails.
     """
     toolchain = _locked()
-    toolchain.folder.parent.mkdir(parents=True, exist_ok=True)
-    with toolchain.folder.with_suffix(".lock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        if (toolchain.folder / "complete").exists():
-            return toolchain
-        with tempfile.TemporaryDirectory(dir=toolchain.folder.parent) as scratch:
-            target = Path(scratch) / "wheels"
-            _install_wheels(target)
-            shutil.rmtree(toolchain.folder, ignore_errors=True)
-            toolchain.folder.mkdir()
-            for name in _FILES:
-                shutil.move(str(target / name), toolchain.folder / Path(name).name)
-                (toolchain.folder / Path(name).name).chmod(0o755)
-        (toolchain.folder / "complete").touch()
+    _provide(toolchain.folder, LOCK, _FILES)
     return toolchain
 
 
-def _install_wheels(target: Path) -> None:
+def fatbin_library() -> Path:
+    """The library that packs fat objects, installed on first use (1 MB). Raises `KernelError`."""
+    folder = cache_root() / f"kernels-fatbin-{hashlib.sha256(_FATBIN.encode()).hexdigest()[:16]}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as lock:
+        lock.write(_FATBIN)
+        lock.flush()
+        _provide(folder, Path(lock.name), (_FATBIN_FILE,))
+    return folder / Path(_FATBIN_FILE).name
+
+
+def _provide(folder: Path, lock: Path, files: tuple[str, ...]) -> None:
+    """Puts the named files of the locked wheels into the folder, unless that was done; one process at a time."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if (folder / "complete").exists():
+            return
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            target = Path(scratch) / "wheels"
+            _install_wheels(target, lock)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            for name in files:
+                shutil.move(str(target / name), folder / Path(name).name)
+                (folder / Path(name).name).chmod(0o755)
+        (folder / "complete").touch()
+
+
+def _install_wheels(target: Path, lock: Path) -> None:
     # The wheels are for CPython 3.11 on x86-64; nothing of them is imported, so any interpreter may fetch them.
     uv = cache_root() / "uv" / "bin" / "uv"
     program = str(uv) if uv.exists() else shutil.which("uv")
@@ -101,7 +122,7 @@ def _install_wheels(target: Path) -> None:
         command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28", "--no-build"]
     else:
         command = [sys.executable, "-m", "pip", "install", "-q", "--python-version", "3.11", "--only-binary=:all:"]
-    command += ["--no-deps", "--require-hashes", "--target", str(target), "-r", str(LOCK)]
+    command += ["--no-deps", "--require-hashes", "--target", str(target), "-r", str(lock)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode:
         raise KernelError(

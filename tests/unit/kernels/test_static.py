@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from sm70_engine.kernels import build, cli, families, nvrtc, report, sass, toolchain
+from sm70_engine.kernels import build, cli, families, fatbin, nvrtc, report, sass, toolchain
 from sm70_engine.kernels.build import FamilyFacts
 
 LISTING = """
@@ -74,3 +77,19 @@ def test_a_second_build_changes_nothing(facts: dict[str, FamilyFacts]) -> None:
     before = {key: (path / build.MANIFEST).stat().st_mtime_ns for key, path in build.build().items()}
     assert before == {key: (path / build.MANIFEST).stat().st_mtime_ns for key, path in build.build().items()}
     assert facts
+
+
+def test_a_fat_object_holds_the_machine_code_and_the_ptx(facts: dict[str, FamilyFacts], tmp_path: Path) -> None:
+    tools, library = toolchain.install(), toolchain.fatbin_library()
+    folder = build.folder(families.family("kv_cache"), build.PLAIN, tools)
+    cubin, ptx = ((folder / f"kv_cache.{kind}").read_bytes() for kind in ("cubin", "ptx"))
+    packed = fatbin.pack(library, "kv_cache", cubin, ptx)
+    assert packed == fatbin.pack(library, "kv_cache", cubin, ptx)
+    fat = tmp_path / "kv_cache.fatbin"
+    fat.write_bytes(packed)
+    subprocess.run([tools.tool("cuobjdump"), "-xelf", "all", "-xptx", "all", fat], cwd=tmp_path, check=True)
+    assert (tmp_path / "kv_cache.sm_70.cubin").read_bytes() == cubin
+    entries = [line for line in (tmp_path / "kv_cache.sm_70.ptx").read_text().splitlines() if ".entry" in line]
+    assert entries == [line for line in ptx.decode().splitlines() if ".entry" in line]
+    assert len(entries) == len(families.family("kv_cache").kernels)
+    assert facts["kv_cache"]
