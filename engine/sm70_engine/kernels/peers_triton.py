@@ -94,7 +94,7 @@ class TritonAttention:
         rows = group * queries
         self.rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
         self.tiles = -(-rows // self.rows)
-        self.tokens = 16 if self.rows * self.dim > 8192 else 32  # a V100 has 96 KiB of shared memory for FP32 operands
+        self.tokens = 16 if self.rows * self.dim >= 8192 else 32  # a V100 has 96 KiB of shared memory for FP32 operands
         self.splits = max(1, min(64, ctas // (self.tiles * self.heads * sequences)))
         total, device = sequences * queries * self.heads * group, cache.device
         self.out = torch.empty((sequences, queries, self.heads * group, self.dim), dtype=torch.float16, device=device)
@@ -112,7 +112,7 @@ class TritonAttention:
             token_stride, head_stride, self.page, self.heads, self.group, self.queries,
             self.dim**-0.5 * 1.4426950408889634 * read, read, FORMAT=_FORMATS[self.kv_format], DIM=self.dim,
             ROWS=self.rows, TOKENS=self.tokens, SPLITS=self.splits,
-            num_warps=8 if self.rows == 64 else 4, num_stages=1,
+            num_warps=8 if self.rows >= 32 else 4, num_stages=1,
         )  # fmt: skip
         if self.splits > 1:
             _combine[(self.sequences * self.queries * self.heads * self.group,)](
