@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.harness import NAMESPACE
+from cluster.harness import NAMESPACE, POD_SELECTOR
 from cluster.simulation import PERIODS, Simulation
 from stack import operator
 from stack.services import KIND, condition, wait_gone
 from testcluster import audit
+from testcluster.processes import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 ROLLOUT = {"strategy": "InPlace", "drainTimeoutSeconds": 5, "progressDeadlineSeconds": 60, "bakeSeconds": 2}
@@ -135,7 +136,9 @@ def leaders(simulation: Simulation) -> list[str]:
 def test_installed_for_one_namespace(simulation: Simulation) -> None:
     """With Roles in that namespace and no cluster-wide right, a change works, and nothing is asked in vain."""
     operator.uninstall(simulation.cluster)
-    # From here on: a pod that ends with its release has no rights left for the last word about its lease.
+    # A pod that ends with its release has no rights left for the last word about its lease.
+    selected = ("get", "pods", "-n", operator.NAMESPACE, "-l", POD_SELECTOR, "-o", "name")
+    until(lambda: not simulation.cluster.kubectl(*selected).strip(), "the end of the operator before")
     start = audit.position(simulation.cluster.audit_log)
     try:
         simulation.cluster.helm(
