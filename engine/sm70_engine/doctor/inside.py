@@ -6,6 +6,7 @@ python -m sm70_engine.doctor.inside cpu|sm70
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import sys
 from typing import Any
@@ -42,8 +43,10 @@ def torch(_flavour: str) -> dict[str, Any]:
 
 def hooks(flavour: str) -> dict[str, Any]:
     """Which of vLLM's hooks are missing. Our platform is not active here, so each is asked for by itself."""
-    from sm70_engine.plugin.hooks import CUDA_HOOKS, HOOKS, REPLACEMENTS
+    from sm70_engine.plugin.hooks import CUDA_HOOKS, HOOKS, REPLACEMENTS, stand_in
 
+    if flavour != "cpu" and importlib.util.find_spec("vllm._C") is None:
+        stand_in()  # As our platform does before it imports vLLM's: without extensions nothing of it can be imported.
     wanted = HOOKS if flavour == "cpu" else (*CUDA_HOOKS, *(replacement.hook for replacement in REPLACEMENTS))
     return {"missing_hooks": [str(hook) for hook in wanted if not hook.exists()]}
 

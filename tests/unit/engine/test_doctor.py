@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from sm70_engine.doctor import probes
+from sm70_engine.doctor import inside, probes
 from sm70_engine.doctor.cli import main, needs_of
 from sm70_engine.doctor.facts import Driver, Engine, Facts, Gpu, Host, KernelObjects, Needs, Volume
 from sm70_engine.doctor.findings import GIB, Finding, Reason, Severity, examine, gravest
+from sm70_engine.plugin import hooks as plugin_hooks
 from sm70_profiles.catalog import load_profile
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -443,3 +445,16 @@ def test_usage(
 ) -> None:
     assert run(SOUND, *arguments, environment=environment) == 64
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("extensions", "first"), [(False, "stand-ins"), (True, "hook")])
+def test_without_vllms_extensions_their_stand_ins_come_before_the_hooks(
+    monkeypatch: pytest.MonkeyPatch, extensions: bool, first: str
+) -> None:
+    """Else nothing of vLLM's CUDA platform can be imported, and a good installation is called a wrong one."""
+    seen: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if extensions else None)
+    monkeypatch.setattr(plugin_hooks, "stand_in", lambda: seen.append("stand-ins"))
+    monkeypatch.setattr(plugin_hooks.Hook, "exists", lambda _: bool(seen.append("hook")) or True)
+    assert inside.hooks("sm70") == {"missing_hooks": []}
+    assert seen[0] == first
