@@ -453,8 +453,13 @@ def test_without_vllms_extensions_their_stand_ins_come_before_the_hooks(
 ) -> None:
     """Else nothing of vLLM's CUDA platform can be imported, and a good installation is called a wrong one."""
     seen: list[str] = []
+
+    def exists(_: plugin_hooks.Hook) -> bool:
+        seen.append("hook")
+        return True
+
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if extensions else None)
     monkeypatch.setattr(plugin_hooks, "stand_in", lambda: seen.append("stand-ins"))
-    monkeypatch.setattr(plugin_hooks.Hook, "exists", lambda _: bool(seen.append("hook")) or True)
+    monkeypatch.setattr(plugin_hooks.Hook, "exists", exists)
     assert inside.hooks("sm70") == {"missing_hooks": []}
     assert seen[0] == first
