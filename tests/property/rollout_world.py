@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import ceil
 from typing import Any, TypeVar
 
 from sm70_operator.act.apply import Executor
@@ -46,6 +47,7 @@ SETTINGS = Settings(engine_image_cpu=builders.IMAGE, judge_image="registry.test/
 ROUNDS = 250
 REST = 5
 """Rounds in a row in which nothing happens; in them deadlines and bake times pass."""
+MOST_SKEW = timedelta(minutes=5)
 
 
 class Behaviour(StrEnum):
@@ -257,6 +259,10 @@ class World:
     spec: Raw
     sets: int = 1
     now: datetime = builders.NOW
+    skew: timedelta = timedelta()
+    """By how much the operator's clock is ahead of everybody else's."""
+    patience: int = 0
+    """More rounds of rest: a deadline that counts from a time that is still to come ends later."""
 
     def __post_init__(self) -> None:
         self.etcd = Etcd(lambda: self.now)
@@ -276,7 +282,7 @@ class World:
 
     def resumed(self) -> World:
         """Another world that goes on from here, with a new process of the operator."""
-        twin = World(self.spec, self.sets, self.now)
+        twin = World(self.spec, self.sets, self.now, self.skew, self.patience)
         twin.etcd.objects, twin.etcd.serial = dict(self.etcd.objects), self.etcd.serial
         twin.told, twin.accidents, twin.degraded = dict(self.told), set(self.accidents), set(self.degraded)
         twin.promotions = list(self.promotions)
@@ -300,6 +306,10 @@ class World:
 
     # The operator
 
+    def set_clock(self, skew: timedelta) -> None:
+        """The operator's clock, which others do not share; again and again, by `MOST_SKEW` at most."""
+        self.skew, self.patience = skew, ceil(2 * MOST_SKEW / timedelta(seconds=40))
+
     def restart(self) -> None:
         """A new process, which remembers nothing."""
         self._seen: Objects = self.etcd.objects
@@ -313,7 +323,7 @@ class World:
             settings=SETTINGS,
             metrics=METRICS,
             may_act=lambda: True,
-            clock=lambda: self.now,
+            clock=lambda: self.now + self.skew,
         )
 
     def look(self, seen: Objects | None = None) -> bool:
@@ -628,7 +638,7 @@ class World:
             quiet = 0 if moved else quiet + 1
             # Deadlines and bake times pass only when nothing else happens.
             self.now += timedelta(seconds=1 if moved else 40)
-            if quiet == REST:
+            if quiet == REST + self.patience:
                 return number
         raise AssertionError(f"no rest within {ROUNDS} rounds: {self.status.get('conditions')}")
 

@@ -201,6 +201,11 @@ class Life(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.world.now += timedelta(seconds=seconds)
 
+    @rule(seconds=st.integers(-300, 300))
+    def the_clock_is_set(self, seconds: int) -> None:
+        """The operator's: on another node, or by a time server."""
+        self.world.set_clock(timedelta(seconds=seconds))
+
     @rule(rounds=st.integers(1, 12))
     def everybody(self, rounds: int) -> None:
         for _ in range(rounds):
