@@ -136,7 +136,7 @@ def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:
             return f"Node `{pod.node}` cannot pull the image: {box.waiting_message or box.waiting_reason}"
         if not pod.scheduled and (problem := missing_volume(pod)) is not None:
             return f"{Reason.VOLUME_NOT_FOUND}: {problem}"
-        if told is not None and told.reason in UNMOUNTED and pod.preparing:
+        if told is not None and told.reason in UNMOUNTED:
             return f"{Reason.VOLUME_NOT_FOUND}: On node `{pod.node}`: {told.message}"
     return ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -83,24 +82,26 @@ class _Said:
     answer: EngineAnswer
     """Without its report."""
     packed: bytes = b""
-    meaning: bytes = b""
-    """Names what the report says, whenever it says it."""
+    """The report without the time at which it was given, so that equal bytes mean the same."""
+    observed_at: str = ""
 
     @classmethod
     def of(cls, answer: EngineAnswer) -> _Said:
         if answer.report is None:
             return cls(answer)
-        text = answer.report.model_dump_json(by_alias=True).encode()
-        timeless = answer.report.model_copy(update={"observed_at": ""}).model_dump_json().encode()
-        return cls(replace(answer, report=None), zlib.compress(text, 1), hashlib.sha256(timeless).digest())
+        timeless = answer.report.model_copy(update={"observed_at": ""}).model_dump_json(by_alias=True)
+        return cls(replace(answer, report=None), zlib.compress(timeless.encode(), 1), answer.report.observed_at)
 
     @property
     def news(self) -> tuple[bytes, str]:
         """What has to differ for the service to be woken."""
-        return self.meaning, self.answer.error
+        return self.packed, self.answer.error
 
     def read(self) -> EngineAnswer:
-        return replace(self.answer, report=_report(self.packed)) if self.packed else self.answer
+        if not self.packed:
+            return self.answer
+        report = _report(self.packed).model_copy(update={"observed_at": self.observed_at})
+        return replace(self.answer, report=report)
 
 
 @lru_cache(maxsize=REPORTS_READ)
