@@ -9,10 +9,12 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from testcluster.images import CONFIG, LAYER, MANIFEST
 from toolbox import ROOT
 
 REPOSITORY = "sm70.test/simulated-engine"
@@ -23,12 +25,20 @@ SOURCES = {
     "engine/sm70_engine": "sm70_engine",
 }
 """Folders of the repository and the packages that they become."""
+HUBS = (
+    *("huggingface-hub", "filelock", "fsspec", "httpx2", "httpcore2", "packaging", "tqdm", "truststore"),
+    *("modelscope-hub", "requests", "urllib3", "charset-normalizer", "cryptography", "cffi", "pycparser"),
+)
+"""For `sm70-fetch`, which is the real one: the hubs' libraries, and what they import and the operator's image lacks."""
 PROGRAM = f"""#!/opt/sm70/bin/python
 import sys
 sys.path.insert(0, "/{PLACE}")
 from simulated_engine.__main__ import main
 main()
 """
+FETCH = PROGRAM.replace("simulated_engine.__main__ import main", "sm70_engine.fetch.cli import main").replace(
+    "\nmain()\n", "\nsys.exit(main())\n"
+)
 
 
 def write(lower: Path, folder: Path, root: Path = ROOT) -> tuple[str, Path]:
@@ -37,8 +47,23 @@ def write(lower: Path, folder: Path, root: Path = ROOT) -> tuple[str, Path]:
     Returns its reference, which its content decides, and its archive, which is to be loaded after `lower`.
     """
     files = {f"{PLACE}/{path}": data for path, data in _python_files(root, SOURCES)}
-    files["opt/simulated/bin/sm70-serve"] = PROGRAM.encode()
-    return layered(lower, folder, REPOSITORY, files, {"Entrypoint": ["/opt/simulated/bin/sm70-serve"]})
+    files |= {f"{PLACE}/{path}": data for path, data in _installed(HUBS)}
+    files[f"{PLACE}/bin/sm70-serve"] = PROGRAM.encode()
+    files["opt/sm70/bin/sm70-fetch"] = FETCH.encode()
+    return layered(lower, folder, REPOSITORY, files, {"Entrypoint": [f"/{PLACE}/bin/sm70-serve"]})
+
+
+def files_only(reference: str, folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Writes an image that holds nothing but these files, as checkpoints are shipped; returns its archive."""
+    layer = _layer(files)
+    image = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [{**_described(layer), "mediaType": LAYER}]}
+    return _archive(reference, folder, image, manifest, [layer])
 
 
 def operator_overlay(lower: Path, folder: Path, root: Path = ROOT) -> tuple[str, Path]:
@@ -66,31 +91,46 @@ def layered(
     image["rootfs"]["diff_ids"] = [*image["rootfs"]["diff_ids"], _digest(layer)]
     image["config"] = {**image["config"], **config}
     image.pop("history", None)
-    image_blob = json.dumps(image, sort_keys=True).encode()
     kind = manifest["layers"][0]["mediaType"]
-    manifest["layers"] = [*manifest["layers"], {"mediaType": kind, "digest": _digest(layer), "size": len(layer)}]
-    manifest["config"] = {**manifest["config"], "digest": _digest(image_blob), "size": len(image_blob)}
-    manifest_blob = json.dumps(manifest, sort_keys=True).encode()
+    manifest["layers"] = [*manifest["layers"], {**_described(layer), "mediaType": kind}]
+    manifest_blob, _ = _blobs(image, manifest)
     reference = f"{repository}:{_digest(manifest_blob)[7:23]}"
+    return reference, _archive(reference, folder, image, manifest, [layer])
+
+
+def _blobs(image: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """The manifest that names this configuration, and the configuration."""
+    blob = json.dumps(image, sort_keys=True).encode()
+    named = {**manifest, "config": {"mediaType": CONFIG, **manifest.get("config", {}), **_described(blob)}}
+    return json.dumps(named, sort_keys=True).encode(), blob
+
+
+def _archive(
+    reference: str, folder: Path, image: Mapping[str, Any], manifest: Mapping[str, Any], layers: Sequence[bytes]
+) -> Path:
+    """Writes an archive with these layers; others of the manifest are to be there when it is loaded."""
+    manifest_blob, image_blob = _blobs(image, manifest)
     names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference}
-    entry = {
-        "mediaType": index["manifests"][0]["mediaType"],
-        "digest": _digest(manifest_blob),
-        "size": len(manifest_blob),
-        "annotations": names,
-    }
+    entry = {"mediaType": manifest.get("mediaType", MANIFEST), **_described(manifest_blob), "annotations": names}
     target = folder / f"{reference.replace('/', '-').replace(':', '-')}.tar"
-    blobs = {_path(_digest(data)): data for data in (layer, image_blob, manifest_blob)}
-    target.write_bytes(
-        _tar(
-            {
-                "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
-                "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
-                **blobs,
-            }
-        )
-    )
-    return reference, target
+    blobs = {_path(_digest(data)): data for data in (*layers, image_blob, manifest_blob)}
+    index = {"schemaVersion": 2, "manifests": [entry]}
+    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode(), **blobs}
+    target.write_bytes(_tar(files))
+    return target
+
+
+def _described(data: bytes) -> dict[str, Any]:
+    """What a descriptor says of a blob besides its kind."""
+    return {"digest": _digest(data), "size": len(data)}
+
+
+def _installed(distributions: Sequence[str]) -> Iterable[tuple[str, bytes]]:
+    """Files of distributions that are installed here, their metadata too; no programs."""
+    for name in distributions:
+        for path in sorted(metadata.files(name) or ()):
+            if not {"__pycache__", ".."} & set(path.parts):
+                yield str(path), path.read_binary()
 
 
 def _python_files(root: Path, packages: Mapping[str, str]) -> Iterable[tuple[str, bytes]]:

@@ -70,6 +70,7 @@ class HuggingFace:
         for variable in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "HF_HUB_DISABLE_PROGRESS_BARS"):
             os.environ.setdefault(variable, "1")
         import huggingface_hub
+        import huggingface_hub.errors  # the package itself loads it only when it is asked for something
 
         self._library = huggingface_hub
         self._repo, self._revision = repo, revision

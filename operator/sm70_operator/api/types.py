@@ -394,6 +394,10 @@ class Startup(StatusPart):
     estimate_seconds: int | None = Field(
         default=None, ge=0, le=2**31 - 1, description="How long the service's last complete start took."
     )
+    downloaded_bytes: int | None = Field(
+        default=None, ge=0, le=2**53, description="The most that was there of a download of this start."
+    )
+    downloaded_at: datetime | None = Field(default=None, description="When it last became more.")
 
 
 class Display(StatusPart):

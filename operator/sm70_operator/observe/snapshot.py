@@ -109,6 +109,8 @@ class EngineAnswer:
     """A word of `api.types.StartupPhase` while the engine starts, where it tells."""
     progress: str = ""
     """How far a download is, for people."""
+    done_bytes: int | None = None
+    """What is there of a download."""
     window: CountWindow | None = None
     """What its counters did lately; None before they were read twice."""
 

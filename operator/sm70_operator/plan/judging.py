@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sm70_operator.api import names
 from sm70_operator.api.conditions import Reason
 from sm70_operator.api.qualification import Evidence
+from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.proof import JobFacts, last_words, pods_of
 from sm70_operator.observe.snapshot import EngineAnswer, Snapshot
 from sm70_operator.plan.evidence import EvidenceView, Standing, Wanted, judge_evidence, wanted_identity
@@ -112,7 +113,8 @@ def _preflight(
             return Check(CheckState.FAILED, stuck)
         answers = [snapshot.answers.get(pod.uid, EngineAnswer()) for pod in pods if pod.downloading]
         far = next((f" It downloads: {answer.progress}." for answer in answers if answer.progress), "")
-        return Check(CheckState.RUNNING, f"`{job.object.name}` runs.{far}")
+        again = "" if far else _tried_before(pods)
+        return Check(CheckState.RUNNING, f"`{job.object.name}` runs.{far}{again}")
     result = judge_preflight(pods)
     if result is None:
         why = printable(job.message, 500) or "it left no report"
@@ -121,6 +123,14 @@ def _preflight(
         return Check(CheckState.FAILED, printable(f"{result.finding.reason}: {result.finding.message}", 1000))
     warnings = f" It warns: {printable(' '.join(result.warnings), 500)}" if result.warnings else ""
     return Check(because=f"The preflight found nothing that would keep it from starting.{warnings}")
+
+
+def _tried_before(pods: Sequence[PodFacts]) -> str:
+    """Why the last pod of a Job that tries again has ended, in words; empty where none has, or without a word."""
+    result = judge_preflight([pod for pod in pods if pod.ended])
+    if result is None or result.finding is None:
+        return ""
+    return f" It tries again after {printable(f'{result.finding.reason}: {result.finding.message}', 500)}"
 
 
 def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:

@@ -133,7 +133,26 @@ def startup_of(
     if known is not None and known.phase is not phase:
         restarted = known.phase is not StartupPhase.SERVING and _ORDER.index(phase) < _ORDER.index(known.phase)
         phase, since = (known.phase, since) if restarted else (phase, now)
-    return Startup(revision=revision, phase=phase, since=since, estimate_seconds=estimate)
+    startup = Startup(revision=revision, phase=phase, since=since, estimate_seconds=estimate)
+    return _with_download(startup, pods, answers, known, now) if phase is StartupPhase.DOWNLOADING else startup
+
+
+def _with_download(
+    startup: Startup,
+    pods: Sequence[PodFacts],
+    answers: Mapping[str, EngineAnswer],
+    known: Startup | None,
+    now: datetime,
+) -> Startup:
+    """With the bytes of the replica that has the fewest. Less than before is no progress: a part that broke is lost."""
+    told = [answers[pod.uid].done_bytes for pod in pods if pod.downloading and pod.uid in answers]
+    done = min((one for one in told if one is not None), default=None)
+    most = known.downloaded_bytes if known is not None else None
+    if done is None or (most is not None and done <= most):
+        done, at = most, known.downloaded_at if known is not None else None
+    else:
+        at = now
+    return startup.model_copy(update={"downloaded_bytes": done, "downloaded_at": at})
 
 
 def _took(pods: Sequence[PodFacts], answers: Mapping[str, EngineAnswer]) -> int | None:
@@ -147,12 +166,15 @@ def stalled(startup: Startup | None, pods: Sequence[PodFacts], deadline_seconds:
     """In words, that nothing has moved for the deadline; empty while something may still be expected."""
     if startup is None:
         return ""
-    moved = startup.since
+    moved = max(startup.since, startup.downloaded_at or startup.since)
     if startup.phase is StartupPhase.SERVING:
         moved = max([moved, *(pod.unready_since for pod in pods if pod.unready_since is not None)])
     if now - moved < timedelta(seconds=deadline_seconds):
         return ""
-    return f"Nothing has moved for {deadline_seconds} s since phase {startup.phase} was reached."
+    what = f"phase {startup.phase} was reached"
+    if startup.downloaded_at is not None and startup.phase is StartupPhase.DOWNLOADING:
+        what = "the download last went on"
+    return f"Nothing has moved for {deadline_seconds} s since {what}."
 
 
 def _phase(pod: PodFacts, answer: EngineAnswer | None) -> StartupPhase:

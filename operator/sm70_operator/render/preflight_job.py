@@ -14,13 +14,17 @@ from sm70_operator.api import names
 from sm70_operator.render.deployment import pod_spec
 from sm70_operator.render.fetch_step import downloads
 from sm70_operator.render.objects import Manifest, Owner
-from sm70_operator.render.qualification_job import job_pod, render_job
+from sm70_operator.render.qualification_job import TRIES, job_pod, render_job
 from sm70_operator.render.revision import CacheKind, CacheVolume, Revision, quantity
 
 ARGUMENT = "--preflight"
 SECONDS = 3600
 """With the pull of a large image."""
 DOWNLOAD_SECONDS = 86_400
+DOWNLOAD_TRIES = 7
+"""A hub may be away for ten minutes: the Job's controller doubles its pause from 10 s on."""
+HOPELESS_DOWNLOADS = (3, 4, 5, 64)
+"""Exit statuses of `sm70-fetch` that another try does not mend: absent or gated, wrong bytes, the volume, its usage."""
 MEMORY_LIMIT = "4Gi"
 """Enough for vLLM's argument parser; weights are not loaded."""
 RESOURCES: Manifest = {"requests": {"cpu": "250m", "memory": "512Mi"}}
@@ -115,13 +119,16 @@ def render_preflight_job(owner: Owner, name: str, revision: Revision, look: Look
     if look.node:
         affinity = pod.get("affinity", {})
         pod["affinity"] = _on(affinity, look.node) if look.required else _towards(affinity, look.node)
+    fetched = downloads(revision)
     return render_job(
         owner,
         name=names.preflight_name(owner.name, name),
         component=names.PREFLIGHT_COMPONENT,
         revision=name,
         pod=pod,
-        seconds=DOWNLOAD_SECONDS if downloads(revision) else SECONDS,
+        seconds=DOWNLOAD_SECONDS if fetched else SECONDS,
+        tries=DOWNLOAD_TRIES if fetched else TRIES,
+        hopeless={names.fetch_container(what): HOPELESS_DOWNLOADS for what, _, _, _ in fetched},
     )
 
 

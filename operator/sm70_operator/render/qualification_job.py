@@ -156,9 +156,21 @@ def job_pod() -> Manifest:
     }
 
 
-def render_job(owner: Owner, *, name: str, component: str, revision: str, pod: Manifest, seconds: int) -> Manifest:
+def render_job(
+    owner: Owner,
+    *,
+    name: str,
+    component: str,
+    revision: str,
+    pod: Manifest,
+    seconds: int,
+    tries: int = TRIES,
+    hopeless: Mapping[str, Sequence[int]] | None = None,
+) -> Manifest:
     """A Job of one pod at a time. Its program has said all it has to say when it ends by itself, whatever its status:
     only a pod that was disrupted is replaced, and only a few times.
+
+    hopeless: exit statuses of init containers, by name, after which no other try will do better.
     """
     marks = {names.COMPONENT_LABEL: component, names.FOR_REVISION_LABEL: revision}
     return {
@@ -168,7 +180,7 @@ def render_job(owner: Owner, *, name: str, component: str, revision: str, pod: M
         "spec": {
             "completions": 1,
             "parallelism": 1,
-            "backoffLimit": TRIES - 1,
+            "backoffLimit": tries - 1,
             "activeDeadlineSeconds": seconds,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
             "podReplacementPolicy": "Failed",
@@ -184,6 +196,13 @@ def render_job(owner: Owner, *, name: str, component: str, revision: str, pod: M
                             "values": [0, 137, 143],
                         },
                     },
+                    *(
+                        {
+                            "action": "FailJob",
+                            "onExitCodes": {"containerName": step, "operator": "In", "values": list(statuses)},
+                        }
+                        for step, statuses in (hopeless or {}).items()
+                    ),
                 ]
             },
             "template": {"metadata": {"labels": {**names.labels(owner.name), **marks}}, "spec": pod},

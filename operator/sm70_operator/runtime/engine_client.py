@@ -53,7 +53,7 @@ class EngineClient:
             async with asyncio.timeout(self._timeout):
                 data = await self._get(address, self._status_port, names.STARTUP_PATH)
             report = StartupReport.model_validate_json(data)
-            return EngineAnswer(phase=str(report.phase), progress=_progress(report))
+            return EngineAnswer(phase=str(report.phase), progress=_progress(report), done_bytes=report.done_bytes)
         except (TimeoutError, ValidationError, _UnusableError, aiohttp.ClientError) as error:
             return EngineAnswer(error=type(error).__name__)
 

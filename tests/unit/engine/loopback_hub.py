@@ -1,4 +1,7 @@
-"""A hub on the loopback: what a download needs of Hugging Face's and ModelScope's interfaces, with faults to order."""
+"""A hub on one address: what a download needs of Hugging Face's and ModelScope's interfaces, with faults to order.
+
+The address is the loopback's, unless a test names one of a cluster's own network.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,14 @@ def git_blob(data: bytes) -> str:
 
 
 @dataclass
+class Gate:
+    """What connections in a pause wait for."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    hung_up: bool = False
+
+
+@dataclass
 class LoopbackHub:
     """What the hub holds and what it does wrong."""
 
@@ -41,10 +52,37 @@ class LoopbackHub:
     """Bytes of the weights after which the connection breaks, once."""
     corrupt: str | None = None
     """A file whose bytes are wrong."""
+    pause_in: str | None = None
+    """A file in which the hub pauses, each time that it passes `pause_at`, until `resume` or `hang_up`."""
+    pause_at: int = 0
+    """Bytes from the file's beginning."""
+    pauses: int = 0
+    """Connections that have come to the pause so far."""
     sent: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and `Range` of each GET of a file."""
+    ranges: list[tuple[str, int, int]] = field(default_factory=list)
+    """Path, first byte and end of what each GET of a file was given."""
     tokens: set[str | None] = field(default_factory=set)
     asked: int = 0
+    _gate: Gate = field(default_factory=Gate)
+
+    def resume(self) -> None:
+        """Ends the pause, and makes no other."""
+        self.pause_in = None
+        self._gate.opened.set()
+
+    def hang_up(self) -> None:
+        """Breaks the connections that wait. The next one will wait again."""
+        gate, self._gate = self._gate, Gate()
+        gate.hung_up = True
+        gate.opened.set()
+
+    def passes(self) -> bool:
+        """Waits where a pause is ordered; False when the connection is to break."""
+        gate = self._gate
+        self.pauses += 1
+        gate.opened.wait()
+        return not gate.hung_up
 
     def content(self, path: str) -> bytes:
         data = self.files[path]
@@ -126,9 +164,18 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         if body:
             self.hub.sent.append((path, asked))
-        self._send(206 if asked else 200, data[start:], headers, body=body, path=path)
+        self._send(206 if asked else 200, data[start:], headers, body=body, path=path, start=start)
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool, path: str | None = None) -> None:
+    def _send(
+        self,
+        status: int,
+        data: bytes,
+        headers: dict[str, str],
+        *,
+        body: bool,
+        path: str | None = None,
+        start: int = 0,
+    ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -143,18 +190,39 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.gated = True  # Whatever a library tries again by itself fails now: the run ends here.
             self.close_connection = True
             return
-        self.wfile.write(data)
+        if path is not None:
+            self._give(path, data, start)
+        else:
+            self.wfile.write(data)
+
+    def _give(self, path: str, data: bytes, start: int) -> None:
+        """A file's bytes, with the ordered pause."""
+        ahead = self.hub.pause_at - start if path == self.hub.pause_in else -1
+        stops = (ahead, len(data)) if 0 <= ahead < len(data) else (len(data),)
+        begin = 0
+        for place, stop in enumerate(stops):
+            if place and not self.hub.passes():
+                self.close_connection = True
+                return
+            try:
+                self.wfile.write(data[begin:stop])
+            except ConnectionError:  # The client was killed.
+                self.close_connection = True
+                return
+            self.hub.ranges.append((path, start + begin, start + stop))
+            begin = stop
 
 
 @contextmanager
-def serving(hub: LoopbackHub) -> Iterator[str]:
-    """The hub's address while it runs."""
+def serving(hub: LoopbackHub, address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """The hub's address while it runs. `port`: a free one, unless it has to be the one that clients know already."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
+    server = ThreadingHTTPServer((address, port), type("Handler", (Handler,), {"hub": hub}))
+    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://{address}:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

@@ -13,8 +13,11 @@ from sm70_operator.api.conditions import ConditionType, Reason
 from sm70_operator.api.types import StartupPhase
 from sm70_operator.observe.facts import PodFacts, parse_pod
 from sm70_operator.observe.snapshot import EngineAnswer, Key
+from sm70_operator.plan.plan import Plan
 from sm70_operator.runtime.engine_client import EngineClient
 from sm70_operator.runtime.poller import Poller
+from sm70_profiles.reasons import TerminationReason
+from sm70_profiles.termination import Termination, TerminationKind
 from unit.operator.builders import KEY, condition, deployment, placed, planned, record, resource, snapshot, spec, target
 
 HUB = {"repo": "owner/name", "revision": "0" * 40, "claimName": "downloads"}
@@ -119,3 +122,40 @@ def test_the_status_says_how_far_it_is_and_the_start_does_not_stand_still() -> N
     late = planned(world, seconds=100_000)
     assert condition(late, ConditionType.MODEL_AVAILABLE).reason is Reason.DOWNLOADING
     assert condition(late, ConditionType.PROGRESSING).reason is not Reason.DEADLINE_EXCEEDED
+
+
+def interrupted(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same pod, whose download was broken off and waits for its next try."""
+    words = Termination(
+        kind=TerminationKind.FAILURE, reason=TerminationReason.DOWNLOAD_FAILED, message="connection lost", remedy=""
+    )
+    state = {"terminated": {"exitCode": 1, "message": words.encode().decode()}}
+    (step,) = raw["status"]["initContainerStatuses"]
+    return {**raw, "status": {**raw["status"], "initContainerStatuses": [{**step, "state": state}]}}
+
+
+def test_the_deadline_of_a_download_is_for_bytes_and_an_interruption_after_hours_is_none() -> None:
+    def look(earlier: Plan | None, seconds: float, raw: dict[str, Any], done: int | None) -> Plan:
+        raw_resource = resource(DOCUMENT)
+        if earlier is not None:
+            assert earlier.status is not None
+            raw_resource = replace(raw_resource, status=earlier.status.model_dump(mode="json", by_alias=True))
+        world = snapshot([deployment(DOCUMENT)], [raw], records=[record(DOCUMENT, good=False)], of=raw_resource)
+        said = EngineAnswer(phase="Downloading", progress="x", done_bytes=done)
+        return planned(replace(world, answers={} if done is None else {"uid-pod-1": said}), seconds)
+
+    raw, hours = fetching(), 3600
+    found = look(None, 0, raw, 10)
+    found = look(found, 5 * hours, raw, 30)
+    found = look(found, 5 * hours + 60, interrupted(raw), None)
+    assert condition(found, ConditionType.MODEL_AVAILABLE).reason is Reason.DOWNLOAD_FAILED
+    assert condition(found, ConditionType.PROGRESSING).reason is not Reason.DEADLINE_EXCEEDED
+    # Its next try begins with less, as the part that broke is lost, and gets no further.
+    again = look(found, 5 * hours + 120, raw, 25)
+    assert again.status is not None
+    assert again.status.startup is not None
+    assert again.status.startup.downloaded_bytes == 30
+    late = look(again, 6 * hours, interrupted(raw), None)
+    late_condition = condition(late, ConditionType.PROGRESSING)
+    assert late_condition.reason is Reason.DEADLINE_EXCEEDED
+    assert "since the download last went on" in late_condition.message

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sm70_engine.fetch.errors import FetchError
 from sm70_operator.api import names
 from sm70_operator.api.pod import KeyReference
 from sm70_operator.api.qualification import parse_evidence
@@ -23,6 +24,7 @@ from sm70_operator.render.qualification_job import (
 )
 from sm70_profiles.identity import QualificationIdentity
 from sm70_profiles.qualification import Gate, QualificationReport, SuiteReference, Verdict
+from sm70_profiles.reasons import TerminationReason
 from unit.operator.builders import NOW, OWNER, spec, target
 
 IDENTITY = QualificationIdentity(
@@ -109,7 +111,7 @@ def test_what_holds_for_every_job(name: str) -> None:
     assert len(job["metadata"]["name"]) <= 63
     bounds = job["spec"]
     assert bounds["activeDeadlineSeconds"] > 0
-    assert bounds["backoffLimit"] <= 3
+    assert bounds["backoffLimit"] <= 6
     assert bounds["ttlSecondsAfterFinished"] > 0
     for container in [*pod["containers"], *pod.get("initContainers", ())]:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -264,6 +266,20 @@ def test_a_download_fills_the_claim_and_the_server_only_reads_it() -> None:
     assert "readOnly" not in step["volumeMounts"][0]
     assert target(document).revision.request.model_path == folder
     assert claim_names(target(document).revision) == ("downloads",)
+
+
+def test_a_broken_download_is_tried_again_and_a_hopeless_one_is_not() -> None:
+    policy = preflight(spec(model={"huggingFace": HUB}))["spec"]
+    assert policy["backoffLimit"] > preflight()["spec"]["backoffLimit"]
+    (rule,) = [
+        one["onExitCodes"]
+        for one in policy["podFailurePolicy"]["rules"]
+        if one.get("onExitCodes", {}).get("containerName") == "fetch-model"
+    ]
+    assert rule["operator"] == "In"
+    broken, hopeless = TerminationReason.DOWNLOAD_FAILED, TerminationReason.REPOSITORY_NOT_FOUND
+    assert FetchError(broken, "").exit_status not in rule["values"]
+    assert FetchError(hopeless, "").exit_status in rule["values"]
 
 
 def test_a_drafts_checksums_are_checked_at_the_download() -> None:

@@ -11,10 +11,10 @@ import pytest
 from sm70_operator.api import names
 from sm70_operator.api.conditions import ConditionStatus, ConditionType, Reason
 from sm70_operator.api.qualification import Evidence, parse_evidence
-from sm70_operator.observe.facts import parse_object, parse_pod
+from sm70_operator.observe.facts import PodFacts, parse_object, parse_pod
 from sm70_operator.observe.proof import parse_job
 from sm70_operator.observe.revisions import Rejection, parse_revision
-from sm70_operator.observe.snapshot import NodeWords, Snapshot
+from sm70_operator.observe.snapshot import EngineAnswer, NodeWords, Snapshot
 from sm70_operator.plan.plan import Apply, Conclude, Delete, Plan, Record
 from sm70_operator.plan.planner import plan
 from sm70_operator.render.objects import Manifest
@@ -106,6 +106,29 @@ def test_what_a_preflight_refuses_is_rejected_and_nothing_was_stopped() -> None:
     again = plan(after, NOW, CHECKING)
     assert [one.kind for one in again.actions if isinstance(one, Delete)] == ["Job"], "another try is checked anew"
     assert condition(again, READY).status is ConditionStatus.TRUE
+
+
+def test_a_preflight_that_downloads_again_says_why_and_then_how_far_it_is() -> None:
+    hub = {"huggingFace": {"repo": "owner/name", "revision": "0" * 40, "claimName": "downloads"}}
+    world = running(OLD, of=resource(spec(model=hub)), records=[record(OLD), record(spec(model=hub), 2, good=False)])
+    (job,) = ended_job(made(plan(world, NOW, CHECKING), "Job"), "")["jobs"]
+    words = Termination(kind=TerminationKind.FAILURE, reason=TerminationReason.DOWNLOAD_FAILED, message="hub is away")
+    failed = {"terminated": {"exitCode": 1, "message": words.encode().decode()}}
+
+    def pod(name: str, phase: str, state: dict[str, Any]) -> PodFacts:
+        labels = {names.JOB_UID_LABEL: job.object.uid, names.COMPONENT_LABEL: names.PREFLIGHT_COMPONENT}
+        status = {"phase": phase, "initContainerStatuses": [{"name": "fetch-model", "state": state}]}
+        return parse_pod({"metadata": {"name": name, "uid": name, "labels": labels}, "spec": {}, "status": status})
+
+    first, second = pod("a", "Failed", failed), pod("b", "Pending", {"running": {}})
+    world = replace(world, jobs=(replace(job, succeeded=False),), job_pods=(first, second))
+    said = condition(plan(world, NOW, CHECKING), PROGRESSING)
+    assert said.reason is Reason.PREFLIGHT
+    assert "tries again after DownloadFailed: hub is away" in said.message
+    answers = {"b": EngineAnswer(phase="Downloading", progress="1.0 of 2.0 GB (50 %)")}
+    said = condition(plan(replace(world, answers=answers), NOW, CHECKING), PROGRESSING)
+    assert "It downloads: 1.0 of 2.0 GB (50 %)" in said.message
+    assert "hub is away" not in said.message
 
 
 @pytest.mark.parametrize(
