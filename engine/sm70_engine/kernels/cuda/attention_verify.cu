@@ -4,7 +4,9 @@
 // Its warps have two roles, so that what one waits for the other hides, and neither holds the registers of both:
 //   8 warps score: QK of a step's 64 tokens, 8 a warp, and between the products the softmax of the step before, by 4 threads a row or more;
 //   4 warps multiply the probabilities of the step before that one with V, by column slice (D/4 a warp).
-// One barrier a step. K and V go from global memory to B fragments, each register being asked for again as soon as it is used up.
+// One barrier a step. K and V go from global memory to B fragments, each register being asked for again as soon as it is used up: always, also
+// behind the last step (then where the last unit lies). A load under a condition is merged with the old register's value, and the compilers then
+// wait for the memory in the step that asks, through copies and through counters that loads of shared memory also use.
 // FP32 softmax state and partials; verify_combine_* (attention.cuh) adds the splits in order.
 #include "attention.cuh"
 #ifdef EMULATE
@@ -25,7 +27,7 @@ struct Verify {
   float* scores;       // [2][rows][SP]
   u16* probabilities;  // [2][rows][PP]
   float* fades;        // [2][rows]
-  int* changed;        // [4]: some row's maximum grew
+  int* changed;        // [4]: some row's reference grew
   u64* where;          // [8 steps][4 units]: where the keys of 16 tokens lie; then the block table
   int* limits;         // [rows][2]: a row sees the tokens from [1] to [0] - 1; then this CTA's units and the first token that a query sees
   MEMBER void carve(u8* sm) {
@@ -62,26 +64,23 @@ struct Verify {
       limits[MT * 16 + 2] = share.begin;
       where[32] = (u64)(size_t)table;
     }
-    auto find = [&](const int* pages, int begin_unit, int end_unit, int step) {
-      return token_row(a, pages, min(begin_unit + step * 4 + sw / 2, end_unit - 1) * kUnit, blockIdx.y);
+    auto find = [&](const int* pages, int begin_unit, int end_unit, int unit) {
+      return token_row(a, pages, min(begin_unit + unit, end_unit - 1) * kUnit, blockIdx.y);
     };
-    auto locate = [&](int step) { return find(reinterpret_cast<const int*>((size_t)where[32]), limits[MT * 16], limits[MT * 16 + 1], step); };
-    auto publish = [&](int step, const u8* p) {
-      if (lane == 0 && sw % 2 == 0) where[(step & 7) * 4 + sw / 2] = (u64)(size_t)p;
+    auto publish = [&](int step) {  // by four lanes
+      const int* pages = reinterpret_cast<const int*>((size_t)where[32]);
+      where[(step & 7) * 4 + lane] = (u64)(size_t)find(pages, limits[MT * 16], limits[MT * 16 + 1], step * 4 + lane);
     };
     uint4 K[KJ];
     const int k_at = ((sw & 1) * 8 + r) * a.token_stride + 16 * qp;
     auto load_k = [&](const u8* p, int j) { K[j] = stream128(p + (size_t)k_at + 64 * SPREAD * j); };
-    const u8* next = nullptr;
     if (scoring) {
-      const u8* here = find(table, u0, u1, 0);
+      const u8* here = find(table, u0, u1, sw / 2);
 #pragma unroll
       for (int j = 0; j < KJ; j++) load_k(here, j);
-      next = find(table, u0, u1, 1);
-      publish(0, here);
-      publish(1, next);
       if (threadIdx.x < PV * 32 + 4) changed[threadIdx.x - PV * 32] = 0;
     }
+    if (threadIdx.x < 12) where[threadIdx.x] = (u64)(size_t)find(table, u0, u1, threadIdx.x);  // the first three steps
     // Q to shared memory in fragment order: [MT][KJ][QH][lane] 16 bytes; by lane, or a quarter warp's four rows of two quadpairs meet in banks
 #pragma unroll
     for (int k = 0; k < (MT * KJ * QH + WARPS - 1) / WARPS; k++) {
@@ -95,13 +94,12 @@ struct Verify {
       }
     }
     syncblock();
-    if (scoring) score(a, steps, first, stop, next, locate, publish, K, load_k);
+    if (scoring) score(a, steps, first, stop, publish, K, load_k);
     else multiply(a, steps, first, stop);
   }
   static MEMBER size_t slot_of(const AttentionArgs& a) { return ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * a.splits + blockIdx.x; }
-  template <class Locate, class Publish, class Load>
-  MEMBER void score(const AttentionArgs& a, int steps, int first, int stop, const u8* next, const Locate& locate, const Publish& publish,
-                    uint4 (&K)[KJ], const Load& load_k) {
+  template <class Publish, class Load>
+  MEMBER void score(const AttentionArgs& a, int steps, int first, int stop, const Publish& publish, uint4 (&K)[KJ], const Load& load_k) {
     const int lane = threadIdx.x & 31, sw = (threadIdx.x >> 5) - PV, qp = quadpair(lane);
     const int part = threadIdx.x % TR, row = (threadIdx.x - PV * 32) / TR, srow = min(row, MT * 8 - 1);  // rows past the last one: the last one again
     const bool keeps = row < MT * 8;
@@ -110,12 +108,11 @@ struct Verify {
     // In turn x: the scores of step x, and between their products, piece by piece, the softmax of step x - 1. In turn 0 that one sees no token.
     for (int x = 0; x <= steps; x++) {
       const int base = first + x * kStepTokens;
-      const bool more = x + 1 < steps;
       if (threadIdx.x == PV * 32) changed[x & 3] = 0;
-      const u8* after = next;
-      if (x + 2 < steps) after = locate(x + 2);
-      if (x < steps) {  // V of this warp's tokens to the L2: a load of it is too short before its use to wait for memory
-        const u8* v = reinterpret_cast<const u8*>((size_t)where[(x & 7) * 4 + sw / 2]) + a.value_offset;
+      if (sw == (x & (SCORE - 1)) && lane < 4) publish(x + 3);
+      const u8* next = reinterpret_cast<const u8*>((size_t)where[((x + 1) & 7) * 4 + sw / 2]);
+      {  // V of this warp's tokens of the next step to the L2: a load of it is too short before its use to wait for memory
+        const u8* v = next + a.value_offset;
 #pragma unroll
         for (int i = lane; i < ROW / 8; i += 32) prefetch_l2(v + (size_t)(((sw & 1) * 8 + i / KJ) * a.token_stride) + 64 * SPREAD * (i % KJ));
       }
@@ -151,9 +148,12 @@ struct Verify {
           for (int k = 1; k < TR; k *= 2) top = fmaxf(top, shfl_xor(top, k));
         }
         if (i == 3) {
-          now = fmaxf(m_run, top * a.score_scale);
+          // The row's reference follows its maximum only when that is 2^1.875 above it: seldom does anything have to be rescaled.
+          now = top * a.score_scale;
+          if (!(now > m_run + 1.875f)) now = m_run;
           fade = ex2(m_run - now);
-          shift = 14.f - now;  // Probabilities go to FP16 times 2^14: the small ones of a long context keep their bits. Sums carry the same factor.
+          // Probabilities go to FP16 times 2^14, at most 2^15.875: the small ones of a long context keep their bits. Sums carry the same factor.
+          shift = 14.f - now;
           m_run = now;
         }
         if (i >= 4) {
@@ -190,7 +190,7 @@ struct Verify {
               const u32 low = e ? b2 : b0, high = e ? b3 : b1;
               fp8_half2<FORMAT>(low, b0, b1);
               fp8_half2<FORMAT>(high, b2, b3);
-              if (e == 1 && more) load_k(next, j);
+              if (e == 1) load_k(next, j);
             }
 #pragma unroll
             for (int y = 0; y < MT; y += 2) {  // two row tiles at a time: a product does not wait for the one before it
@@ -202,7 +202,7 @@ struct Verify {
 #pragma unroll
               for (int i = 0; i < 2; i++) mma884(c[y + i], f[i].z, f[i].w, b2, b3);
             }
-            if (FORMAT == F16 && more) load_k(next, j);
+            if (FORMAT == F16) load_k(next, j);
             constexpr int TURNS = KJ * QH;
 #pragma unroll
             for (int i = 0; i < 8 / TURNS; i++) piece((j * QH + e) * (8 / TURNS) + i);
@@ -225,8 +225,6 @@ struct Verify {
 #pragma unroll
         for (int i = 0; i < 8; i++) piece(i);
       }
-      publish(x + 2, after);
-      next = after;
       syncblock();
     }
 #pragma unroll
@@ -263,7 +261,6 @@ struct Verify {
     syncblock();
     for (int x = 0; x < steps; x++) {
       const int base = first + x * kStepTokens;
-      const bool more = x + 1 < steps;
       syncblock();
       if (changed[x & 3]) {
         const float* fade = fades + (x & 1) * MT * 8;
@@ -305,9 +302,8 @@ struct Verify {
             }
           }
           auto refill = [&]() {
-            if (VP == 2 ? more : part == 0 || more)
 #pragma unroll
-              for (int e = 0; e < 2; e++) load_v(VP == 2 ? x + 1 : x + part, VP == 2 ? part : 1 - part, k + e);
+            for (int e = 0; e < 2; e++) load_v(VP == 2 ? x + 1 : x + part, VP == 2 ? part : 1 - part, k + e);
           };
           if (FORMAT != F16) refill();
 #pragma unroll
