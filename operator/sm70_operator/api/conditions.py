@@ -52,6 +52,7 @@ class Reason(StrEnum):
     PATH_NOT_FOUND = "PathNotFound"
     PATH_UNREADABLE = "PathUnreadable"
     VOLUME_NOT_FOUND = "VolumeNotFound"
+    CHECKPOINT_NOT_PULLED = "CheckpointNotPulled"
     MODEL_INVALID = "ModelInvalid"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     DRAFT_INCOMPATIBLE = "DraftIncompatible"
@@ -216,6 +217,11 @@ MEANINGS: dict[Reason, Meaning] = {
         _MODEL,
         "A PersistentVolumeClaim that the spec names does not exist in the namespace, or is not bound.",
         "Create the claim, or correct `claimName`.",
+    ),
+    Reason.CHECKPOINT_NOT_PULLED: Meaning(
+        _MODEL,
+        "The node cannot pull the OCI image that holds the checkpoint; the message has the runtime's words.",
+        "Check the source's `image.reference`, and `engine.imagePullSecrets`, which is for this image too.",
     ),
     Reason.MODEL_INVALID: Meaning(
         _MODEL, "The files are not a checkpoint that the profile can serve.", "Use the model that the profile is for."

@@ -180,6 +180,17 @@ PAGES: dict[Reason, Page] = {
         ),
         "The pod starts by itself when the claim is bound.",
     ),
+    Reason.CHECKPOINT_NOT_PULLED: Page(
+        (EVENTS, "kubectl get sm70 NAME -o jsonpath='{.spec.model.image} {.spec.draft.image}'"),
+        (
+            "Correct `reference` of the source; best is a digest. Nothing but the image's files is used, so any image"
+            " that holds the checkpoint will do.",
+            "A private registry needs `engine.imagePullSecrets`. Without a registry the image has to be on the node:"
+            " `ctr -n k8s.io images import FILE`.",
+            "Try on the node: `crictl pull REFERENCE`.",
+        ),
+        "The node tries again by itself. An image that cannot be pulled for two minutes fails a change." + RETURNS,
+    ),
     Reason.MODEL_INVALID: Page(
         (LAST, "kubectl get sm70 NAME -o jsonpath='{.spec.model}'"),
         (

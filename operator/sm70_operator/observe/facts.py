@@ -21,6 +21,8 @@ MANIFESTS_UNPACKED = 128
 MESSAGE_LENGTH = 700
 """Longest piece of foreign text that enters a condition."""
 MAX_STEPS = 8
+NO_IMAGES: Mapping[str, str] = {}
+"""One for all of the many pods that mount none."""
 _MAIN = (names.CONTAINER, names.JOB_CONTAINER)
 
 
@@ -78,6 +80,8 @@ class PodFacts:
     container: ContainerFacts | None = None
     steps: tuple[ContainerFacts, ...] = ()
     """Init containers that have something to say, in their order."""
+    checkpoint_images: Mapping[str, str] = field(default_factory=dict)
+    """References of the OCI images that are mounted, by volume (`model`, `draft`)."""
     claims: bool = False
     """GPUs (or other devices) are held by resource claims, which `gpus` does not show."""
 
@@ -210,8 +214,14 @@ def parse_pod(raw: Raw) -> PodFacts:
             (_container(one) for one in status.get("containerStatuses") or () if one.get("name") in _MAIN), None
         ),
         steps=tuple(_container(one) for one in (status.get("initContainerStatuses") or ())[:MAX_STEPS]),
+        checkpoint_images=_image_volumes(spec) or NO_IMAGES,
         claims=bool(spec.get("resourceClaims")),
     )
+
+
+def _image_volumes(spec: Raw) -> dict[str, str]:
+    volumes = (one for one in spec.get("volumes") or () if "image" in one)
+    return {one.get("name") or "": str((one["image"] or {}).get("reference") or "") for one in volumes}
 
 
 def _container(raw: Raw) -> ContainerFacts:

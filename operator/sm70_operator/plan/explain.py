@@ -216,6 +216,8 @@ def _model(pod: PodFacts, views: Views) -> Finding:
     container = pod.container
     if container is not None and container.started:
         return Finding.true(Reason.PRESENT, "The engine has loaded the checkpoint.")
+    if (unpulled := unpulled_checkpoint(pod)) is not None:
+        return _false(Reason.CHECKPOINT_NOT_PULLED, unpulled)
     words = views.words.get(pod.uid)
     if words is not None and absent_folder(words):
         return _false(Reason.PATH_NOT_FOUND, f"On node `{pod.node}`: {words.message}")
@@ -228,6 +230,24 @@ def _model(pod: PodFacts, views: Views) -> Finding:
         reason = _MODEL_ENDS[last.reason]
         return Finding.false(reason, _explained(last, reason))
     return Finding.unknown(message="The engine has not loaded the model yet.")
+
+
+def unpulled_checkpoint(pod: PodFacts) -> str | None:
+    """In words, that the image of a checkpoint cannot be pulled: a node tells it as if it were the container's own."""
+    boxes = [*pod.steps, *([pod.container] if pod.container is not None else [])]
+    for box in boxes:
+        if box.waiting_reason not in _PULL_PROBLEMS:
+            continue
+        for volume, reference in pod.checkpoint_images.items():
+            if re.search(f'["/]{re.escape(reference)}(:latest)?"', box.waiting_message):
+                what = f"the image `{reference}` of the {volume}"
+                return f"Node `{pod.node}` cannot pull {what}: {_pull_words(box)}"
+    return None
+
+
+def _pull_words(box: ContainerFacts) -> str:
+    """The runtime's words, the same at every try."""
+    return _SOURCE_PORT.sub("->", _BACK_OFF.sub("", box.waiting_message)) or box.waiting_reason
 
 
 def _download(pod: PodFacts, progress: str) -> Finding | None:
@@ -279,9 +299,10 @@ def _not_created(pod: PodFacts, container: ContainerFacts | None, views: Views) 
     stuck = step if step is not None and step.waiting_reason != "CrashLoopBackOff" else container
     reason = stuck.waiting_reason if stuck is not None else ""
     message = stuck.waiting_message if stuck is not None else ""
-    if reason in _PULL_PROBLEMS:
-        words = _SOURCE_PORT.sub("->", _BACK_OFF.sub("", message)) or reason
-        return _false(Reason.PULLING_IMAGE, f"Node `{pod.node}` cannot pull the image: {words}")
+    if unpulled_checkpoint(pod) is not None:
+        return Finding.unknown(message="The server starts when its checkpoints are there; see `ModelAvailable`.")
+    if stuck is not None and reason in _PULL_PROBLEMS:
+        return _false(Reason.PULLING_IMAGE, f"Node `{pod.node}` cannot pull the image: {_pull_words(stuck)}")
     if reason not in _CREATING:
         return _false(
             Reason.CONTAINER_REFUSED, f"Node `{pod.node}` cannot create the container: {reason}: {message or reason}"

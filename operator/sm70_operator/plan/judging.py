@@ -13,7 +13,13 @@ from sm70_operator.observe.facts import PodFacts
 from sm70_operator.observe.proof import JobFacts, last_words, pods_of
 from sm70_operator.observe.snapshot import EngineAnswer, Snapshot
 from sm70_operator.plan.evidence import EvidenceView, Standing, Wanted, judge_evidence, wanted_identity
-from sm70_operator.plan.explain import UNMOUNTED, absent_folder, judge_preflight, preflight_obstacle
+from sm70_operator.plan.explain import (
+    UNMOUNTED,
+    absent_folder,
+    judge_preflight,
+    preflight_obstacle,
+    unpulled_checkpoint,
+)
 from sm70_operator.plan.fleet import Fleet, owner_of
 from sm70_operator.plan.intent import Target
 from sm70_operator.plan.plan import Action, Apply, Conclude, Delete
@@ -113,7 +119,7 @@ def _preflight(
             return Check(CheckState.FAILED, stuck)
         answers = [snapshot.answers.get(pod.uid, EngineAnswer()) for pod in pods if pod.downloading]
         far = next((f" It downloads: {answer.progress}." for answer in answers if answer.progress), "")
-        again = "" if far else _tried_before(pods)
+        again = "" if far else _tried_before(pods) or _waits(pods)
         return Check(CheckState.RUNNING, f"`{job.object.name}` runs.{far}{again}")
     result = judge_preflight(pods)
     if result is None:
@@ -133,6 +139,17 @@ def _tried_before(pods: Sequence[PodFacts]) -> str:
     return f" It tries again after {printable(f'{result.finding.reason}: {result.finding.message}', 500)}"
 
 
+def _waits(pods: Sequence[PodFacts]) -> str:
+    """That an image cannot be pulled, which may pass, in words; empty where nothing is known."""
+    for pod in pods:
+        unpulled, box = unpulled_checkpoint(pod), pod.container
+        if unpulled is None and box is not None and box.waiting_reason in PULL_PROBLEMS:
+            unpulled = f"Node `{pod.node}` cannot pull the image: {box.waiting_message or box.waiting_reason}"
+        if unpulled is not None:
+            return f" It waits. {printable(unpulled, 500)}"
+    return ""
+
+
 def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:
     """An image that cannot be pulled and a volume that cannot be mounted never end a Job by themselves."""
     for pod in pods_of(job, snapshot.job_pods):
@@ -142,6 +159,8 @@ def _stuck(snapshot: Snapshot, job: JobFacts, now: datetime) -> str:
         if now - pod.created < timedelta(seconds=HOPELESS_SECONDS):
             continue
         box = pod.container
+        if (unpulled := unpulled_checkpoint(pod)) is not None:
+            return f"{Reason.CHECKPOINT_NOT_PULLED}: {unpulled}"
         if box is not None and box.waiting_reason in PULL_PROBLEMS:
             return f"Node `{pod.node}` cannot pull the image: {box.waiting_message or box.waiting_reason}"
         if not pod.scheduled and (problem := missing_volume(pod)) is not None:

@@ -173,6 +173,26 @@ def test_a_download_whose_image_is_missing_is_an_image_problem() -> None:
     assert "not found" in found.message
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'failed to pull and unpack image "registry.test/checkpoint:1": connection refused',
+        'failed to pull and unpack image "mirror.test/registry.test/checkpoint:1": connection refused',
+        'Back-off pulling image "registry.test/checkpoint:1": ErrImagePull: connection refused',
+    ],
+)
+def test_a_checkpoints_image_is_not_taken_for_the_engines(message: str) -> None:
+    """The kubelet says of the container that waits what it says of the container's own image."""
+    raw = placed(REVISION, {"state": {"waiting": {"reason": "ErrImagePull", "message": message}}})
+    raw["spec"]["volumes"] = [{"name": "model", "image": {"reference": "registry.test/checkpoint:1"}}]
+    found = told(raw)
+    assert (found[MODEL].reason, found[ENGINE].reason) == (Reason.CHECKPOINT_NOT_PULLED, Reason.PENDING)
+    assert "connection refused" in found[MODEL].message
+    assert "image.reference" in found[MODEL].message
+    raw["spec"]["volumes"] = [{"name": "model", "image": {"reference": "registry.test/other:1"}}]
+    assert (told(raw)[MODEL].reason, told(raw)[ENGINE].reason) == (Reason.PENDING, Reason.PULLING_IMAGE)
+
+
 # ------------------------------------------------------------------------------------------------------ preflight
 
 
