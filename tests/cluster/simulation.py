@@ -24,7 +24,7 @@ from simulated_engine import image
 from sm70_qualify.client import Endpoint, EndpointError
 from stack.services import Condition, condition, wait, wait_gone
 from testcluster.cluster import Cluster
-from testcluster.options import Options
+from testcluster.options import GpuSource, Options
 
 PERIODS = {
     "settings.pollSeconds": "1",
@@ -189,10 +189,12 @@ class Traffic:
 
 
 @contextmanager
-def simulated_cluster(folder: Path, name: str, keep: bool) -> Iterator[Simulation]:
+def simulated_cluster(
+    folder: Path, name: str, keep: bool, gpu_source: GpuSource = GpuSource.DEVICE_PLUGIN
+) -> Iterator[Simulation]:
     """Two nodes with four GPUs each, the operator and the models on them; nothing of it stays unless it is kept."""
     operator, engine, archives = _images(folder)
-    cluster = Cluster.named(name, Options(images=archives, audit_log=True))
+    cluster = Cluster.named(name, Options(images=archives, audit_log=True, gpu_source=gpu_source))
     try:
         cluster.up()
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})

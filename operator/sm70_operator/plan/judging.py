@@ -132,9 +132,9 @@ def _preflight(
 
 
 def _tried_before(pods: Sequence[PodFacts]) -> str:
-    """Why the last pod of a Job that tries again has ended, in words; empty where none has, or without a word."""
+    """Why the last download of a Job has ended that tries again, in words; empty where nothing is tried again."""
     result = judge_preflight([pod for pod in pods if pod.ended])
-    if result is None or result.finding is None:
+    if result is None or result.finding is None or result.finding.reason is not Reason.DOWNLOAD_FAILED:
         return ""
     return f" It tries again after {printable(f'{result.finding.reason}: {result.finding.message}', 500)}"
 
