@@ -143,6 +143,8 @@ class Poller:
         self._window_seconds = window_seconds
         self._pods: dict[str, _Pod] = {}
         self._by_service: dict[Key, set[str]] = {}
+        self._silent: dict[Key, dict[str, int]] = {}
+        """Pods between two containers, by uid: how often their counters began anew."""
         self._queue: WorkQueue[str] = WorkQueue()
         self.asked: Callable[[bool], None] = lambda well: None
         """Told after each poll whether a report came."""
@@ -151,16 +153,23 @@ class Poller:
         """From now on exactly these pods of the service are asked: those that serve for their report, those that start
         for their phase. True once each that serves has been asked at least once.
         """
-        wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.deleting and _talks(pod)}
+        there = {pod.uid: pod for pod in pods if not pod.deleting}
+        wanted = {uid: pod for uid, pod in there.items() if pod.ip and _talks(pod)}
+        silent = {uid: resets for uid, resets in self._silent.pop(key, {}).items() if uid in there}
         for uid in self._by_service.get(key, set()) - wanted.keys():
+            if uid in there and (resets := _resets_after(self._pods.get(uid), "")):
+                silent[uid] = resets
             self._drop(uid)
         for uid, pod in wanted.items():
             known = self._pods.get(uid)
             container = _talks(pod)
             started = pod.container is not None and pod.container.started
             if known is None or (known.address, known.container, known.started) != (pod.ip, container, started):
-                self._pods[uid] = _Pod(key, pod.ip, container, started, resets=_resets_after(known, container))
+                resets = silent.pop(uid, 0) if known is None else _resets_after(known, container)
+                self._pods[uid] = _Pod(key, pod.ip, container, started, resets=resets)
                 self._queue.add(uid)
+        if silent:
+            self._silent[key] = silent
         self._by_service[key] = set(wanted)
         if not wanted:
             del self._by_service[key]
@@ -173,6 +182,7 @@ class Poller:
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
+        self._silent.pop(key, None)
         for uid in self._by_service.pop(key, set()):
             self._drop(uid)
 

@@ -184,13 +184,18 @@ async def test_a_restarted_container_is_asked_anew(listening: Listening) -> None
     assert listening.poller.answers(KEY) == {}
 
 
-async def test_counters_that_a_restart_has_emptied_are_no_lack_of_traffic(listening: Listening) -> None:
+@pytest.mark.parametrize("seen", ["between containers", "not between containers"])
+async def test_counters_that_a_restart_has_emptied_are_no_lack_of_traffic(listening: Listening, seen: str) -> None:
     words, box = listening.voices.words, pod().container
     assert box is not None
     words["10.0.0.7"] = EngineAnswer(report=with_routes(("fast", "decode", 90, False)))
     listening.poller.follow(KEY, [pod()])
     await listening.polls(2)
     words["10.0.0.7"] = EngineAnswer(report=report())
+    if seen == "between containers":
+        ended = replace(box, running=False, started=False, waiting_reason="CrashLoopBackOff")
+        listening.poller.follow(KEY, [pod(container=ended)])
+        listening.poller.follow(KEY, [pod(container=ended)])
     starting = replace(box, id="c://2", started=False)
     for container in (starting, replace(starting, started=True)):
         listening.poller.follow(KEY, [pod(container=container)])
