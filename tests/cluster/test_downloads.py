@@ -204,7 +204,15 @@ def test_a_hub_that_is_down(simulation: Simulation, hub: LoopbackHub, claim: str
     simulation.apply(document)
     try:
         simulation.says(name, "ModelAvailable", "DownloadFailed")
+        pod = engine_pod(simulation, name)["metadata"]["name"]
+        hub.pause_in, hub.pause_at = LARGE, PAUSE_AT
         with serving(hub, simulation.cluster.layout.network.host, port=int(url.rpartition(":")[2])):
+            far = progress(hub.files)
+            told = simulation.until(name, lambda one: far in condition(one, "ModelAvailable").message, seconds=120)
+            print(f"\n{condition(told, 'ModelAvailable')}")
+            assert condition(told, "ModelAvailable").reason == "Downloading"
+            assert engine_pod(simulation, name)["metadata"]["name"] == pod, "another try of the same pod"
+            hub.resume()
             simulation.ready(name, seconds=120)
     finally:
         simulation.remove(name)

@@ -219,8 +219,11 @@ PAGES: dict[Reason, Page] = {
         "It does not serve with a draft of another model: the answers would be right and slow." + RETURNS,
     ),
     Reason.DOWNLOADING: Page(
-        ("kubectl logs POD -c fetch-model --tail=1   # one JSON object a line: bytes and totalBytes",),
-        ("Wait, or read the progress with the command above.",),
+        (
+            "kubectl get sm70 NAME -o jsonpath='{.status.startup}'   # downloadedBytes, and when they last became more",
+            "kubectl logs POD -c fetch-model --tail=1   # one JSON object a line: bytes and totalBytes",
+        ),
+        ("Wait: the message says how far it is, and why the try before ended if there was one.",),
         "It waits: a download that runs is not a start that stands still. After an interruption it goes on where"
         " it was.",
     ),
@@ -230,7 +233,9 @@ PAGES: dict[Reason, Page] = {
             "Check that pods of the node reach the hub (proxy, DNS, NetworkPolicy).",
             "Name a mirror or a proxy in the service's `env`: `HF_ENDPOINT`, `MODELSCOPE_ENDPOINT`, `HTTPS_PROXY`.",
         ),
-        "The download is tried again by itself, and goes on where it was.",
+        "The download is tried again by itself, and goes on where it was. A change in place downloads in its preflight,"
+        " which gives up after seven tries (ten minutes without the hub); a start gives up when nothing has come for"
+        " `rollout.progressDeadlineSeconds`." + RETURNS,
     ),
     Reason.REPOSITORY_UNAVAILABLE: Page(
         (

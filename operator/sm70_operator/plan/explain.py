@@ -257,18 +257,20 @@ def _download(pod: PodFacts, progress: str) -> Finding | None:
         if step.exit is not None and step.exit.code == 0 and not step.running:
             continue
         last = _last_words(step)
+        if step.running and (progress or last is None):
+            tries = f", try {step.restarts + 1}" if step.restarts else ""
+            far = f": {progress}" if progress else ""
+            before = f" The try before ended: {_sentence(printable(last.message, 300).strip())}" if last else ""
+            text = f"The {what} is being downloaded by `{step.name}` of `{pod.name}`{tries}{far}.{before}"
+            return Finding.false(Reason.DOWNLOADING, text)
         if last is not None:
+            # Also while it tries again and has not got any further than the try before.
             reason = _MODEL_ENDS.get(last.reason) or _ENGINE_ENDS.get(last.reason) or Reason.DOWNLOAD_FAILED
             return Finding.false(reason, f"The download of the {what}: {_explained(last, reason)}")
         if step.exit is not None and not step.running:
             killed = " (killed for its memory)" if step.exit.reason == "OOMKilled" else ""
             found = f"The download of the {what} by `{step.name}` of `{pod.name}` ended with exit code"
             return _false(Reason.DOWNLOAD_FAILED, f"{found} {step.exit.code}{killed}")
-        if step.running:
-            tries = f", try {step.restarts + 1}" if step.restarts else ""
-            far = f": {progress}" if progress else ""
-            text = f"The {what} is being downloaded by `{step.name}` of `{pod.name}`{tries}{far}."
-            return Finding.false(Reason.DOWNLOADING, text)
     return None
 
 

@@ -151,6 +151,16 @@ def test_a_download_that_failed(reason: TerminationReason, expected: Reason) -> 
     assert MEANINGS[expected].remedy in found.message
 
 
+def test_another_try_is_no_failure_once_it_gets_on() -> None:
+    """What never gets on (a gated repository) keeps its reason while it is tried again and again."""
+    last = {"terminated": {"exitCode": 1, "reason": "Error", "message": words(TerminationReason.DOWNLOAD_FAILED)}}
+    raw = fetching({"running": {}}, lastState=last)
+    assert told(raw)[MODEL].reason is Reason.DOWNLOAD_FAILED
+    found = told(raw, replace(VIEWS, progress={"uid-pod-1": "1.2 of 18.3 GB (6 %)"}))[MODEL]
+    assert found.reason is Reason.DOWNLOADING
+    assert "1.2 of 18.3 GB (6 %). The try before ended: " in found.message
+
+
 def test_a_download_that_ended_without_words() -> None:
     last = {"terminated": {"exitCode": 64, "reason": "Error", "message": ""}}
     found = told(fetching({"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last))[MODEL]
