@@ -14,10 +14,13 @@ from cluster.harness import NAMESPACE, ROOT
 from cluster.simulation import MODELS, Simulation
 from sm70_profiles.reasons import TerminationReason
 from stack.services import condition, wait_gone
+from testcluster.gpus import PRODUCT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 IN_PLACE = {"strategy": "InPlace", "drainTimeoutSeconds": 5, "progressDeadlineSeconds": 600}
 NO_GPU = {"gpus": {"count": 0}}
+V100 = {"profile": "custom", "overrides": {"maxModelLen": 4096}}
+"""A server that says of itself that it computes on a V100, unless told otherwise."""
 
 
 def ends(reason: TerminationReason | None, **more: Any) -> dict[str, Any]:
@@ -58,6 +61,29 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "product": (
         {"gpus": {"count": 1, "products": ["Tesla-P100-PCIE-16GB"]}},
         "GPUsAllocated", "GPUMismatch", "Tesla-V100-SXM2-16GB",
+    ),
+    "device": (
+        {**V100, "gpus": {"count": 1, "products": [PRODUCT]}, "behaviour": {"device": {"name": "Tesla P40"}}},
+        "GPUsAllocated",
+        "GPUMismatch",
+        "Tesla P40",
+    ),
+    "capability": (
+        {**V100, "gpus": {"count": 1}, "behaviour": {"device": {"computeCapability": "6.1"}}},
+        "GPUsAllocated",
+        "GPUMismatch",
+        "6.1",
+    ),
+    "links": (
+        {
+            "profile": "custom",
+            "overrides": {"maxModelLen": 4096, "tensorParallelSize": 2},
+            "gpus": {"count": 2, "interconnect": "NVLink"},
+            "behaviour": {"device": {"count": 2, "nvlink": False}},
+        },
+        "GPUsAllocated",
+        "TopologyUnsuitable",
+        "NVLink",
     ),
     "selector": (
         {**NO_GPU, "pod": {"nodeSelector": {"no-node-has": "this"}}},
