@@ -26,7 +26,7 @@ RARE = {
     ): "checked by an admission plugin, not asked for",
     ("inference.sm70.io", "sm70inferenceservices", "get"): "for a person who looks with the operator's account",
     **{
-        ("resource.k8s.io", "resourceclaimtemplates", verb): "only with `gpus.allocation: DRA`"
+        ("resource.k8s.io", "resourceclaimtemplates", verb): "only with `gpus.allocation: DRA`, as in test_pinning.py"
         for verb in ("get", "create", "patch", "delete")
     },
     ("", "events", "list"): "only for a pod that does not get going",

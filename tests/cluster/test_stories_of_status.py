@@ -76,6 +76,7 @@ def test_counters_have_a_window_and_begin_anew_with_the_server(simulation: Simul
     simulation.disturb(counted, dies={"at": "Serving", "exitCode": 3})
     simulation.until(counted, lambda one: condition(one, "Ready").status == "False")
     simulation.ready(counted)
+    simulation.says(counted, "RoutesHealthy", "CountersReset")
     with Traffic(simulation.service_url(counted), clients=1, expected=TEXT) as traffic:
         traffic.more(3)
         simulation.until(counted, lambda one: one["status"]["routes"]["window"].get("resets", 0) >= 1)
