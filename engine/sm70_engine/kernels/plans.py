@@ -356,8 +356,7 @@ class LinearArgs(ctypes.Structure):
 class LinearTile:
     """A variant of the NVFP4 linear: row tiles of 8, column tiles of 32 per warp, column warps, K-slice warps.
 
-    `wide`: 16 x 16 a product instead of 8 x 32 (nvfp4_tile.cuh). `pieces`: activations are staged piece by piece
-    between the products, which takes fewer registers (nvfp4_linear.cu).
+    `wide`: 16 x 16 a product instead of 8 x 32 (nvfp4_tile.cuh).
     """
 
     rows: int
@@ -365,7 +364,6 @@ class LinearTile:
     column_warps: int
     k_warps: int
     wide: bool = False
-    pieces: bool = False
 
     @property
     def kernel(self) -> str:
@@ -373,8 +371,7 @@ class LinearTile:
         return self._name("linear")
 
     def _name(self, kind: str) -> str:
-        form = ("w" if self.wide else "") + ("p" if self.pieces else "")
-        return f"{kind}_{self.rows}{form}_{self.columns}_{self.column_warps}_{self.k_warps}"
+        return f"{kind}_{self.rows}{'w' if self.wide else ''}_{self.columns}_{self.column_warps}_{self.k_warps}"
 
     @property
     def gated(self) -> str:
@@ -398,9 +395,9 @@ class LinearTile:
 # The widest M of each, and from which N a shape with fewer K slices pays (enough CTAs to fill the card).
 LINEAR_TILES: tuple[tuple[int, LinearTile, LinearTile], ...] = (
     (8, LinearTile(1, 1, 2, 8), LinearTile(1, 1, 2, 8)),
-    (16, LinearTile(2, 1, 2, 8, pieces=True), LinearTile(2, 1, 4, 4, pieces=True)),
-    (32, LinearTile(4, 1, 2, 6, wide=True), LinearTile(4, 1, 4, 4, wide=True, pieces=True)),
-    (64, LinearTile(8, 1, 2, 4, wide=True), LinearTile(8, 1, 4, 3, wide=True, pieces=True)),
+    (16, LinearTile(2, 1, 2, 8), LinearTile(2, 1, 4, 4)),
+    (32, LinearTile(4, 2, 1, 8), LinearTile(4, 2, 2, 4)),
+    (64, LinearTile(8, 1, 2, 4, wide=True), LinearTile(8, 1, 4, 2, wide=True)),
 )
 _WIDE_N = {8: 1 << 30, 16: 8192, 32: 8192, 64: 8192}
 

@@ -60,9 +60,7 @@ def loop_budget(facts: KernelFacts, bytes_per_warp: int) -> Budget:
 def loop_bytes(kernel: str) -> int:
     """Bytes of weights or KV that one warp consumes in one pass of the main loop; 0 where that is not defined."""
     parts = kernel.split("_")
-    if parts[0] in ("linear", "swiglu"):  # two units of 1,152 bytes for each column tile; staged in pieces: one
-        return (1 if parts[1].endswith("p") else 2) * 1152 * int(parts[2])
-    if parts[0] == "chain":
+    if parts[0] in ("linear", "swiglu", "chain"):  # a unit of 1,152 bytes for each column tile
         return 1152 * int(parts[2])
     if parts[0] == "verify" and parts[1] != "combine":  # a step of 64 tokens for the four sub-partitions
         return 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1) * 16

@@ -31,6 +31,11 @@ DEVICE void stream_if(bool on, u32& r, const void* p) {
   asm volatile("{.reg .pred q; setp.ne.u32 q,%2,0; @q ld.global.L1::no_allocate" L2_HINT ".u32 %0,[%1];}" : "+r"(r) : "l"(p), "r"((u32)on) : "memory");
 }
 #endif
+#ifdef EMULATE
+DEVICE void prefetch_l2(const void*) {}
+#else
+DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
+#endif
 struct Unit {
   uint4 a, b;
   u32 s;

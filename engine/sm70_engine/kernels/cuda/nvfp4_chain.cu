@@ -114,12 +114,7 @@ DEVICE void chain(const ChainArgs& p) {
     int parity = 0;
     for (int group = blockIdx.x; group * NW * NT < tiles; group += gridDim.x) {
       float acc[T::ROWS][T::PARTS][8];
-#pragma unroll
-      for (int m = 0; m < T::ROWS; m++)
-#pragma unroll
-        for (int t = 0; t < T::PARTS; t++)
-#pragma unroll
-          for (int i = 0; i < 8; i++) acc[m][t][i] = 0.f;
+      clear(acc);
       for (int u = kw; u < U; u += KW) {
         if (on) tile.stage(staged, parity);
         if (NW == 1) syncwarp();

@@ -7,6 +7,15 @@
 #pragma once
 #include "nvfp4.cuh"
 DEVICE float silu(float x) { return x / (1.f + ex2(x * -1.44269504f)); }
+template <int ROWS, int PARTS>
+DEVICE void clear(float (&acc)[ROWS][PARTS][8]) {
+#pragma unroll
+  for (int m = 0; m < ROWS; m++)
+#pragma unroll
+    for (int t = 0; t < PARTS; t++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) acc[m][t][i] = 0.f;
+}
 constexpr int tiles_at_once(int tiles, int warps, int most) {  // of the sum: `most` KB of shared memory
   while (tiles * warps > most) tiles /= 2;
   return tiles;
@@ -41,10 +50,6 @@ struct Tile {
   MEMBER void load(Weights& to) {
     each(to, [](auto& x, const u8* from) { stream(x, from); });
   }
-  // Unless `on` is false, without a branch; the stream moves on either way.
-  MEMBER void load_if(bool on, Weights& to) {
-    each(to, [on](auto& x, const u8* from) { stream_if(on, x, from); });
-  }
   template <class Read>
   MEMBER void each(Weights& to, const Read& read) {
 #pragma unroll
@@ -57,7 +62,7 @@ struct Tile {
 #pragma unroll
     for (int t = 0; t < (WIDE ? 1 : NT); t++) at[t] += KW * UNIT;
   }
-  // The same in halves: k 0..31 with the scales, or the rest, behind which the stream moves on.
+  // The same in halves, unless `on` is false, without a branch: k 0..31 with the scales, or the rest, behind which the stream moves on either way.
   MEMBER void load_half_if(bool on, Weights& to, int half) {
 #pragma unroll
     for (int t = 0; t < PARTS; t++) {
@@ -68,6 +73,12 @@ struct Tile {
     if (half)
 #pragma unroll
       for (int t = 0; t < (WIDE ? 1 : NT); t++) at[t] += KW * UNIT;
+  }
+  // Into L2: the unit that lies `ahead` units of this warp behind the one that is loaded next.
+  MEMBER void prefetch(int ahead) {
+#pragma unroll
+    for (int t = 0; t < (WIDE ? 1 : NT); t++)
+      if (lane < 18) prefetch_l2(at[t] + ahead * KW * UNIT - codes + lane * 64 * SPREAD);
   }
   MEMBER void stage_one(const uint4& x, int c, int parity) { sst128(put + parity * STAGE + (c * NW * 4 >> 3) * 1152 + (c * NW * 4 & 7) * 16, x); }
   MEMBER void stage(const uint4 (&x)[CHUNKS], int parity) {
