@@ -43,11 +43,23 @@ struct Verify {
     carve(sm);
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, qp = quadpair(lane), r = row_a(lane), s = blockIdx.x, h = blockIdx.y, b = blockIdx.z,
               nq = a.queries, R = a.group * nq;
+    // Q comes first, while the length and then the block table are on their way. WARPS / MT warps share a row tile: a thread has one row.
+    constexpr int SHARE = WARPS / MT, CHUNKS = KJ * QH, QN = (CHUNKS + SHARE - 1) / SHARE;  // chunks: 16 bytes of A fragments a lane
+    const int tile = w % MT, row = min(tile * 8 + r, R - 1);
+    const u16* q_at = a.q + ((size_t)b * nq + row % nq) * a.q_stride + (size_t)(h * a.group + row / nq) * D + (FORMAT == F16 ? 8 : 16) * qp;
+    uint4 q[QN];
+#pragma unroll
+    for (int k = 0; k < QN; k++) {
+      const int c = min(w / MT + k * SHARE, CHUNKS - 1);
+      q[k] = ldg128(q_at + (FORMAT == F16 ? 32 : 64) * (c / QH) + 8 * (c % QH));
+    }
     const Share share(a, b, kUnit, kLeast);
     const int L = share.length;
     if (s >= share.splits || L <= 0) return;
     const int* table = a.block_table + (size_t)b * a.table_stride;
-    const int u0 = share.first + (int)((long long)share.tiles * s / share.splits), u1 = share.first + (int)((long long)share.tiles * (s + 1) / share.splits);
+    // 32 bits do for 2^27 tokens, and a division of 64 takes long when nothing else runs yet.
+    const int u0 = share.first + (int)((u32)share.tiles * (u32)s / (u32)share.splits),
+              u1 = share.first + (int)((u32)share.tiles * (u32)(s + 1) / (u32)share.splits);
     const int steps = (u1 - u0 + 3) / 4, first = u0 * kUnit, stop = min(L, u1 * kUnit);  // this CTA's tokens: first .. stop - 1
     // Scoring: this warp's 8 tokens of a step lie in one unit. A unit past the end is read where the last one lies.
     const int sw = w - PV;
@@ -83,15 +95,11 @@ struct Verify {
     if (threadIdx.x < 12) where[threadIdx.x] = (u64)(size_t)find(table, u0, u1, threadIdx.x);  // the first three steps
     // Q to shared memory in fragment order: [MT][KJ][QH][lane] 16 bytes; by lane, or a quarter warp's four rows of two quadpairs meet in banks
 #pragma unroll
-    for (int k = 0; k < (MT * KJ * QH + WARPS - 1) / WARPS; k++) {
-      const int c = k * WARPS + w, e = c % QH, j = c / QH % KJ, m = c / QH / KJ, row = min(m * 8 + r, R - 1);
-      if (c < MT * KJ * QH) {
-        const u16* from = a.q + ((size_t)b * nq + row % nq) * a.q_stride + (size_t)(h * a.group + row / nq) * D +
-                          (FORMAT == F16 ? (4 * j + qp) * 8 : (4 * j + qp) * 16 + 8 * e);
-        uint4 v = ldg128(from);
-        if (FORMAT != F16) v = make_uint4(prmt(v.x, v.y, 0x5410), prmt(v.x, v.y, 0x7632), prmt(v.z, v.w, 0x5410), prmt(v.z, v.w, 0x7632));
-        *reinterpret_cast<uint4*>(sq + (size_t)(c * 32 + lane) * 16) = v;
-      }
+    for (int k = 0; k < QN; k++) {
+      const int c = w / MT + k * SHARE;
+      uint4 v = q[k];
+      if (FORMAT != F16) v = make_uint4(prmt(v.x, v.y, 0x5410), prmt(v.x, v.y, 0x7632), prmt(v.z, v.w, 0x5410), prmt(v.z, v.w, 0x7632));
+      if (w < MT * SHARE && c < CHUNKS) *reinterpret_cast<uint4*>(sq + (size_t)((tile * CHUNKS + c) * 32 + lane) * 16) = v;
     }
     syncblock();
     if (scoring) score(a, steps, first, stop, publish, K, load_k);

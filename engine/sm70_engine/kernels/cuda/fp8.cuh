@@ -35,8 +35,9 @@ DEVICE u16 decode(u32 code) {
 template <int FORMAT>
 DEVICE void fp8_half2(u32 w, u32& a, u32& b) {
   if (FORMAT == E4M3) {
-    a = ((w << 7) & 0x3f803f80u) | ((w << 8) & 0x80008000u);
-    b = ((w >> 1) & 0x3f803f80u) | (w & 0x80008000u);
+    // A code times 128 has its sign one bit too low; adding that bit carries a sign up and leaves its inverse, which the mask clears.
+    a = (prmt(w, 0, 0x4240) * 128u + 0x40004000u) & 0xbf80bf80u;
+    b = (prmt(w, 0, 0x4341) * 128u + 0x40004000u) & 0xbf80bf80u;
   } else {
     a = prmt(w, 0, 0x2404);
     b = prmt(w, 0, 0x3414);
