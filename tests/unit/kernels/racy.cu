@@ -15,6 +15,18 @@ KERNEL(with_barrier, 64, 1)(float* out) {
   out[threadIdx.x] = x[63 - threadIdx.x];
 }
 EXPORT(with_barrier)
+KERNEL(groups_meet_unequally_often, 128, 1)(float* out) {  // compute-sanitizer's racecheck reports one with eight pairs of warps
+  SHARED_BYTES(sm);
+  float* x = reinterpret_cast<float*>(sm);
+  const int pair = threadIdx.x >> 6;
+  x[threadIdx.x] = 1.f;
+  for (int i = 0; i < 2 - pair; i++) named_bar(1 + pair, 64);
+  syncblock();
+  x[127 - threadIdx.x] = threadIdx.x;
+  syncblock();
+  out[threadIdx.x] = x[threadIdx.x];
+}
+EXPORT(groups_meet_unequally_often)
 KERNEL(reuse_too_early, 64, 1)(float* out) {  // the second round may write what a slow thread still reads
   SHARED_BYTES(sm);
   float* x = reinterpret_cast<float*>(sm);

@@ -30,7 +30,10 @@ def run(backend: Emulator, kernel: str, threads: int) -> None:
     backend.run(Launch("racy", kernel, (1, 1, 1), threads, 512, (ctypes.c_void_p(out.address),)))
 
 
-@pytest.mark.parametrize(("kernel", "threads"), [("with_barrier", 64), ("flag_that_all_raise", 64)])
+@pytest.mark.parametrize(
+    ("kernel", "threads"),
+    [("with_barrier", 64), ("flag_that_all_raise", 64), ("groups_meet_unequally_often", 128)],
+)
 def test_ordered_accesses_and_equal_writes_are_no_race(backend: Emulator, kernel: str, threads: int) -> None:
     run(backend, kernel, threads)
 
