@@ -138,6 +138,8 @@ def _bench(options: argparse.Namespace) -> int:
         print(run["table"])
     if found["peers_table"]:
         print(found["peers_table"])
+    if found["many_rows_table"]:
+        print(found["many_rows_table"])
     if options.submit_file:
         options.submit_file.write_text(json.dumps(found, indent=1) + "\n")
         print(f"written to {options.submit_file}")

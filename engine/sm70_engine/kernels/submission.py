@@ -10,10 +10,11 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import bench, bench_prefill, build, driver, peers
+from . import bench, bench_prefill, build, driver, many_rows, peers
 from .device import Device
 
 SCHEMA = 1
@@ -80,6 +81,11 @@ def collect(
         timed = [variant for variant in build.TIMING if variant.spread > 1]
         runs += [run(Device(objects, variant.name), variant, 80, families, tell) for variant in timed]
     found = peers.measure(plain, objects, families, tell) if beside else peers.Comparison()
+    many: list[many_rows.ManyRows] = []
+    if beside and find_spec("torch") and "nvfp4_expand".startswith(tuple(families) or ("",)):
+        for row in many_rows.measure(plain, objects):
+            many.append(row)
+            tell(f"M{row.m} N{row.n} K{row.k}: {row.total} us, unpacking {row.unpack}, product {row.product}")
     return {
         "schema": SCHEMA,
         "about": about(plain, command),
@@ -87,4 +93,6 @@ def collect(
         "peers": [x.as_dict() for x in found.rows],
         "absent": found.absent,
         "peers_table": peers.markdown(found) if found.rows else "",
+        "many_rows": [row.as_dict() for row in many],
+        "many_rows_table": many_rows.markdown(many) if many else "",
     }
