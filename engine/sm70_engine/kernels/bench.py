@@ -116,21 +116,19 @@ LINEAR_CASES: tuple[LinearBench, ...] = (
 
 @dataclass(frozen=True)
 class ChainBench:
-    """Linears (n, k, gated) in one launch, each reading what the one before wrote."""
+    """Linears (n, k, gated) in one launch, each reading what the one before computed."""
 
     name: str
     m: int
     shapes: tuple[tuple[int, int, bool], ...]
-    cooperative: bool = True
 
 
 MLP = ((4352, 5120, True), (5120, 4352, False))
 FOUR = tuple((n, k, False) for n, k in TP4_SHAPES)
 CHAIN_CASES: tuple[ChainBench, ...] = tuple(
-    ChainBench(name, m, shapes, cooperative)
-    for cooperative in (True, False)
-    for name, shapes in (("mlp", MLP), ("four", FOUR), ("four twice", FOUR * 2))
-    for m in ((1, 8, 16, 32, 64) if cooperative else (1, 8, 16))
+    ChainBench(name, m, shapes)
+    for m in (1, 8, 16, 32, 64)
+    for name, shapes in (("mlp", MLP), *((f"{4 * n} linears", FOUR * n) for n in (1, 2, 4, 16)))
 )
 
 
@@ -267,28 +265,36 @@ class Bench:
     def chain(self, case: ChainBench) -> Row:
         """Several NVFP4 linears in one launch."""
         sizes = [n * k * 9 // 16 * (2 if gated else 1) for n, k, gated in case.shapes]
-        useful = sum(sizes)
-        copies, widest = max(1, USEFUL_BYTES // useful), max(max(n, k) for n, k, _ in case.shapes)
-        source = self.source(FINITE_FP8)
-        halves = (np.random.default_rng(2).standard_normal(64 * widest) * 0.1).astype(np.float16)
-        outs = [self.device.put(halves) for _ in range(len(sizes) + 1)]
-        counters = self.device.put(np.zeros(2, np.uint32))
+        useful, last = sum(sizes), len(sizes) - 1
+        copies, (n_last, _, _), (_, k_first, _) = max(1, USEFUL_BYTES // useful), case.shapes[last], case.shapes[0]
+        source, rng = self.source(FINITE_FP8), np.random.default_rng(2)
+        x = self.device.put((rng.standard_normal(64 * k_first) * 0.1).astype(np.float16))
+        out = self.device.put(np.zeros(64 * n_last, np.float16))
 
-        def make(i: int) -> tuple[Launch, ...]:
+        def linears(i: int) -> list[ChainOp]:
             at, ops = source.address + i % copies * useful * self.spread, []
             for j, (n, k, gated) in enumerate(case.shapes):
-                scale = 1e-3 if gated else None
-                ops.append(ChainOp(at, outs[j].address, outs[j + 1].address, 1e-3, n, k, k, n, scale))
+                to, scale = (out.address if j == last else 0), (1e-3 if gated else None)
+                ops.append(ChainOp(at, 0 if j else x.address, to, 1e-3, n, k, k, n, scale, j - 1 if j else None))
                 at += sizes[j] * self.spread
+            return ops
+
+        size = plans.chain_workspace_bytes(linears(0), case.m)
+        workspace = self.device.put(np.zeros(size, np.uint8))
+        tables = [
+            self.device.put(np.frombuffer(bytes(plans.chain_table(linears(i), case.m)), np.uint8).copy())
+            for i in range(copies)
+        ]
+
+        def make(i: int) -> tuple[Launch, ...]:
             return (
                 plans.chain(
-                    ops, m=case.m, counters=counters.address, multiprocessors=self.part.multiprocessors,
-                    cooperative=case.cooperative,
+                    linears(i), m=case.m, workspace=workspace.address, workspace_bytes=size,
+                    table=tables[i % copies].address, multiprocessors=self.part.multiprocessors,
                 ),
             )  # fmt: skip
 
-        name = f"M{case.m} {case.name}{'' if case.cooperative else ' not cooperative'}"
-        return self._row("nvfp4_chain", name, make, copies, useful)
+        return self._row("nvfp4_chain", f"M{case.m} {case.name}", make, copies, useful)
 
     def run(self, families: tuple[str, ...] = ()) -> Iterator[Row]:
         """Every case of the named families (a prefix is enough), or of all."""

@@ -296,13 +296,14 @@ def attention_reference(case: AttentionCase, data: AttentionData) -> tuple[Array
 def run_attention(
     backend: Backend, case: AttentionCase, data: AttentionData, launches: int = 1
 ) -> tuple[Array, Array, Array]:
-    """Output [sequences, tokens, heads, group, D], the untouched ends of its rows, and the tickets afterwards."""
+    """Output [sequences, tokens, heads, group, D], the untouched ends of its rows, and what a decode left behind."""
     plan = case.plan
     width, rows = case.heads * case.group * case.dim, len(case.lengths) * case.tokens
     out = backend.put(poison((rows, width + 16)))
-    tickets = backend.put(np.zeros(plan.tickets, np.uint32))
-    partial = backend.put(poison(plan.partial_floats, np.float32))
-    stats = backend.put(poison(plan.stats_floats, np.float32))
+    # A decode finds zeros and leaves zeros; the verifier's content is of no matter.
+    start = poison if case.queries else np.zeros
+    partial = backend.put(start(plan.partial_floats, np.float32))
+    stats = backend.put(start(plan.stats_floats, np.float32))
     q, cache, table, lengths = (backend.put(x) for x in (data.q, data.cache, data.table, data.lengths))
     memory = AttentionMemory(
         q=q.address,
@@ -312,7 +313,6 @@ def run_attention(
         lengths=lengths.address,
         partial=partial.address,
         stats=stats.address,
-        tickets=tickets.address,
         table_stride=data.table.shape[1],
         q_stride=data.q.shape[1],
         out_stride=width + 16,
@@ -321,16 +321,17 @@ def run_attention(
         backend.run(launch)
     result = out.read()
     shape = (len(case.lengths), case.tokens, case.heads, case.group, case.dim)
-    return result[:, :width].reshape(shape), result[:, width:], tickets.read()
+    left = np.zeros(1) if case.queries else np.concatenate([partial.read(), stats.read()])
+    return result[:, :width].reshape(shape), result[:, width:], left
 
 
 def check_attention(backend: Backend, case: AttentionCase) -> Result:
     """One case; two launches in a row, as the second one finds the workspace of the first."""
     data = attention_data(case)
-    got, beyond, tickets = run_attention(backend, case, data, launches=2)
+    got, beyond, left = run_attention(backend, case, data, launches=2)
     want, tolerance = attention_reference(case, data)
     note = "" if np.isnan(beyond).all() else "wrote past the rows of the output"
-    note = "tickets are not zero after the launch" if tickets.any() else note
+    note = "the workspace is not zeros after the launch" if left.any() else note
     return judge(case.name, got, want, tolerance, note)
 
 
@@ -490,76 +491,107 @@ def linear_cases(size: Size) -> Iterator[LinearCase]:
 
 @dataclass(frozen=True)
 class ChainCase:
-    """A gated linear n0 x k0, one that reads its result (n1 x n0), and one that reads the first input (n2 x k0)."""
+    """A gated linear n0 x k0, one that reads its result (n1 x n0), one that reads the first input (n2 x k0), one that
+    reads whole units of the second one's result, and `links` more, each reading the one before."""
 
     m: int
     k0: int
     n0: int
     n1: int
     n2: int
+    links: int = 0
     tile: ChainTile | None = None
 
     @property
     def name(self) -> str:
         """For tables."""
         tile = self.tile or next(tile for most, tile in plans.CHAIN_TILES if self.m <= most)
-        return f"{tile.kernel} m{self.m} gated {self.n0}x{self.k0}, {self.n1}x{self.n0}, {self.n2}x{self.k0}"
+        shapes = f"gated {self.n0}x{self.k0}, {self.n1}x{self.n0}, {self.n2}x{self.k0}"
+        return f"{tile.kernel} m{self.m} {shapes}{f' and {self.links} more' if self.links else ''}"
+
+    @property
+    def linears(self) -> tuple[tuple[int | None, int, int], ...]:
+        """Of each linear which earlier one it reads, N and K."""
+        last = (1, 72, self.n1 // 64 * 64)
+        more = ((i + 3, 72, 64) for i in range(self.links))
+        return ((None, self.n0, self.k0), (0, self.n1, self.n0), (None, self.n2, self.k0), last, *more)
 
 
 def check_chain(backend: Backend, case: ChainCase, seed: int = 0) -> Result:
-    """One case, launched twice. The second linear is judged by the first one's result as the kernel rounded it."""
+    """One case, launched on other input three times before, once with another layout of the workspace.
+
+    Every linear is judged by what it read as the kernel rounded it.
+    """
     rng = np.random.default_rng([seed, case.m, case.n0])
-    scales, m = (0.0002, 0.0173, 0.004), case.m
+    m, shapes = case.m, case.linears
     weights = [
-        _linear_weight.__wrapped__(2 * case.n0, case.k0, seed, True),
-        _linear_weight.__wrapped__(case.n1, case.n0, seed, False),
-        _linear_weight.__wrapped__(case.n2, case.k0, seed + 1, False),
+        _linear_weight.__wrapped__(n * 2 if i == 0 else n, k, seed + i, i == 0) for i, (_, n, k) in enumerate(shapes)
     ]
-    a = np.full((m + 1, case.k0 + 8), np.nan, np.float16)
-    a[:m, : case.k0] = rng.standard_normal((m, case.k0)) * 0.002
-    words, x = [backend.put(packed) for _, packed in weights], backend.put(a)
-    outs = [backend.put(poison((m + 1, n + 8))) for n in (case.n0, case.n1, case.n2)]
-    counters = backend.put(np.zeros(2, np.uint32))
-    ops = [
-        ChainOp(
-            words[i].address, source.address, outs[i].address, scales[i], n, k, k + 8, n + 8, 1.0 if i == 0 else None
-        )
-        for i, (source, n, k) in enumerate(((x, case.n0, case.k0), (outs[0], case.n1, case.n0), (x, case.n2, case.k0)))
-    ]
+    # From the fourth on: outputs of the size of the inputs.
+    scales = [0.0002, 0.0173, 0.004, *(float((w**2).sum(1).mean() ** -0.5) for w, _ in weights[3:])]
+    inputs = []
     for _ in range(2):
+        a = np.full((m + 1, case.k0 + 8), np.nan, np.float16)
+        a[:m, : case.k0] = rng.standard_normal((m, case.k0)) * 0.002
+        inputs.append(a)
+    words, x = [backend.put(packed) for _, packed in weights], [backend.put(a) for a in inputs]
+    outs = [backend.put(poison((m + 1, n + 8))) for _, n, _ in shapes]
+
+    def ops(which: int) -> list[ChainOp]:
+        return [
+            ChainOp(
+                words[i].address, x[which].address if reads is None else 0, outs[i].address, scales[i], n, k, k + 8,
+                n + 8, 1.0 if i == 0 else None, reads,
+            )
+            for i, (reads, n, k) in enumerate(shapes)
+        ]  # fmt: skip
+
+    size = plans.chain_workspace_bytes(ops(0), m)
+    workspace = backend.put(np.zeros(size + 256, np.uint8))
+    for which, given in ((0, size), (0, size + 256), (0, size + 256), (1, size + 256)):
+        table = backend.put(np.frombuffer(bytes(plans.chain_table(ops(which), m)), np.uint8).copy())
         backend.run(
-            plans.chain(ops, m=m, counters=counters.address, multiprocessors=backend.multiprocessors, tile=case.tile)
-        )
+            plans.chain(
+                ops(which), m=m, workspace=workspace.address, workspace_bytes=given, table=table.address,
+                multiprocessors=backend.multiprocessors, tile=case.tile,
+            )
+        )  # fmt: skip
     got = [out.read() for out in outs]
     wants, tolerances = [], []
-    for i, source in enumerate((a, got[0], a)):
+    for i, (reads, _, k) in enumerate(shapes):
         weight = weights[i][0]
-        y = source[:m, : weight.shape[1]].astype(np.float64)
-        want, size = y @ weight.T * scales[i], np.abs(y) @ np.abs(weight).T * scales[i]
-        tolerance = HALF_ULP * np.abs(want) + 2.0**-19 * size + SMALLEST
+        y = (inputs[1] if reads is None else got[reads])[:m, :k].astype(np.float64)
+        want, size_of = y @ weight.T * scales[i], np.abs(y) @ np.abs(weight).T * scales[i]
+        tolerance = HALF_ULP * np.abs(want) + 2.0**-19 * size_of + SMALLEST
         if i == 0:
-            want, tolerance = _gated(want, size, 1 / scales[0])
+            want, tolerance = _gated(want, size_of, 1 / scales[0])
         wants.append(want)
         tolerances.append(tolerance)
     clean = all(np.isnan(y[m:]).all() and np.isnan(y[:, w.shape[1] :]).all() for y, w in zip(got, wants, strict=True))
+    left = workspace.read()
+    ticket, arrived, half, side, used = (int(x) for x in left[:20].view(np.uint32))
+    next_side = left[plans.CHAIN_STATE_BYTES + side * half :][:used]
     note = "" if clean else "wrote past an output"
-    note = note if not counters.read().any() else "counters are not zero after the launch"
+    note = note if not (ticket or arrived) else "the workspace's counters are not zero after the launch"
+    note = note if used and (next_side == 0xFF).all() else "the next launch's side of the workspace is not clean"
     parts = [y[:m, : w.shape[1]] for y, w in zip(got, wants, strict=True)]
     whole, want, tolerance = (np.concatenate(x, axis=1) for x in (parts, wants, tolerances))
     return judge(case.name, whole, want, tolerance, note)
 
 
 def chain_cases(size: Size) -> Iterator[ChainCase]:
-    """Every variant; K with fewer units than warps, column groups that do not come out even, one or several rounds."""
+    """Every variant; K with fewer units than warps, column groups that do not come out even, one or several rounds;
+    more linears than the parameters hold."""
     shapes = {
         Size.SMALL: ((576, 192, 264, 40),),
         Size.FULL: ((576, 192, 264, 40), (1024, 320, 1056, 328)),
-        Size.DEVICE: ((576, 192, 264, 40), (5120, 4352, 5120, 4120)),
+        Size.DEVICE: ((576, 192, 264, 40), (5120, 4352, 5120, 4120), (5120, 4352, 4128, 40)),
     }[size]
     for shape in shapes:
         for most, _ in plans.CHAIN_TILES:
             for m in (most,) if size is Size.SMALL else (most // 2 + 1, most):
                 yield ChainCase(m, *shape)
+    yield ChainCase(1, 64, 64, 72, 8, links=plans.CHAIN_INLINE)
 
 
 def check_expand(backend: Backend, n: int, k: int, gated: bool) -> Result:

@@ -130,8 +130,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "nvfp4_chain",
         "nvfp4_chain.cu",
-        "up to 8 NVFP4 linears (plain or gated) one after another in one cooperative launch, M 1..64, the next one's "
-        "weights in flight across a barrier of the grid; otherwise as nvfp4_linear",
+        "NVFP4 linears (plain or gated) one after another in one cooperative launch, M 1..64; each waits only for what "
+        "it reads, with weights in flight from one to the next; otherwise as nvfp4_linear",
         tuple(Kernel(tile.kernel, tile.warps * 32) for _, tile in CHAIN_TILES),
     ),
     Family(

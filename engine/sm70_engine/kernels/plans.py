@@ -481,7 +481,11 @@ def silu_times(*, gate: int, up: int, out: int, m: int, n: int, stride: int, out
     return Launch("nvfp4_expand", "silu_times", (m, 1, 1), 256, 0, (SiluArgs(gate, up, out, n, stride, out_stride),))
 
 
-CHAIN_OPS = 8
+CHAIN_INLINE = 8
+"""Linears whose table travels in a launch's parameters; the table of more lies in device memory."""
+CHAIN_STATE_BYTES = 256
+_NO_RELAY = 1
+_SHARED_BYTES = 96 * 1024  # of a multiprocessor of a V100
 
 
 class ChainOpArgs(ctypes.Structure):
@@ -490,7 +494,7 @@ class ChainOpArgs(ctypes.Structure):
     _fields_ = [
         ("weight", ctypes.c_void_p), ("a", ctypes.c_void_p), ("out", ctypes.c_void_p), ("scale", ctypes.c_float),
         ("up_scale", ctypes.c_float), ("n", ctypes.c_int), ("k", ctypes.c_int), ("a_stride", ctypes.c_int),
-        ("out_stride", ctypes.c_int), ("gated", ctypes.c_int),
+        ("out_stride", ctypes.c_int), ("gated", ctypes.c_int), ("source", ctypes.c_uint32), ("relay", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -498,13 +502,18 @@ class ChainArgs(ctypes.Structure):
     """`ChainArgs` of nvfp4_chain.cu."""
 
     _fields_ = [
-        ("op", ChainOpArgs * CHAIN_OPS), ("counters", ctypes.c_void_p), ("ops", ctypes.c_int), ("m", ctypes.c_int),
+        ("op", ChainOpArgs * CHAIN_INLINE), ("table", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
+        ("half", ctypes.c_uint32), ("used", ctypes.c_uint32), ("ops", ctypes.c_int), ("m", ctypes.c_int),
     ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ChainOp:
-    """One linear of a chain, with the meaning of `linear`'s parameters; `up_scale`: gated."""
+    """One linear of a chain, with the meaning of `linear`'s parameters; `up_scale`: gated.
+
+    It reads `a` or, when `reads` is set, what that earlier linear of the chain (by number) computed; then `a` and
+    `a_stride` mean nothing. `out` 0: only later linears read the result.
+    """
 
     weight: int
     a: int
@@ -512,9 +521,10 @@ class ChainOp:
     scale: float
     n: int
     k: int
-    a_stride: int
-    out_stride: int
+    a_stride: int = 0
+    out_stride: int = 0
     up_scale: float | None = None
+    reads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -528,49 +538,107 @@ class ChainTile(LinearTile):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: staged activations, beside them the partial sums and the table of linears."""
+        """Dynamic shared memory without the table: staged activations, beside them the partial sums."""
         tiles, stage = self.rows * self.columns, self.k_warps * 2 * self.rows * 1152
         while tiles * self.warps > min(40, 96 - -(-stage // 1024)):
             tiles //= 2
-        return tiles * self.warps * 1024 + stage + ctypes.sizeof(ChainOpArgs) * CHAIN_OPS
+        return tiles * self.warps * 1024 + stage
+
+    @property
+    def most_ops(self) -> int:
+        """Linears of a launch: their table lies in what is left of a V100's shared memory."""
+        return (_SHARED_BYTES - self.shared_bytes) // ctypes.sizeof(ChainOpArgs)
 
 
 # The widest M of each variant.
 CHAIN_TILES: tuple[tuple[int, ChainTile], ...] = (
     (8, ChainTile(1, 1, 2, 10)),
     (16, ChainTile(2, 1, 2, 8)),
-    (32, ChainTile(4, 1, 2, 6, wide=True)),
+    (32, ChainTile(4, 2, 1, 8)),
     (64, ChainTile(8, 1, 2, 4, wide=True)),
 )
+
+
+def _relays(ops: Sequence[ChainOp], m: int) -> tuple[dict[int, int], int]:
+    """Where the result of each linear that a later one reads lies on a side of the workspace, and a side's bytes."""
+    offsets, used = {}, 0
+    for i in sorted({op.reads for op in ops if op.reads is not None}):
+        if 0 <= i < len(ops):
+            offsets[i] = used
+            used += -(-m * ops[i].n * 2 // 64) * 64
+    return offsets, used
+
+
+def chain_workspace_bytes(ops: Sequence[ChainOp], m: int) -> int:
+    """What the workspace of these linears must have at least; more is well, and serves other chains up to it."""
+    return CHAIN_STATE_BYTES + 2 * max(64, _relays(ops, m)[1])
+
+
+def chain_table(ops: Sequence[ChainOp], m: int) -> ctypes.Array[ChainOpArgs]:
+    """The table of a chain, for device memory when there are more than `CHAIN_INLINE` linears.
+
+    Raises `KernelError` for linears that cannot be chained.
+    """
+    offsets, _ = _relays(ops, m)
+    table = (ChainOpArgs * len(ops))()
+    inputs = {op.a for op in ops if op.reads is None}
+    outs = [op.out for op in ops if op.out]
+    _require(len(outs) == len(set(outs)), "every linear of a chain must have an output of its own")
+    for i, op in enumerate(ops):
+        at = f"linear {i} of a chain"
+        stride = op.a_stride
+        if op.reads is not None:
+            _require(0 <= op.reads < i, f"{at} must read an earlier one, not {op.reads}")
+            stride = ops[op.reads].n
+            _require(op.k <= stride, f"{at} reads {op.k} columns; linear {op.reads} has {stride}")
+        _require(bool(op.out) or i in offsets, f"nobody reads the result of {at}: it must have an output")
+        _require(op.out not in inputs or not op.out, f"the output of {at} is an input of the chain")
+        good = not op.out or (op.out % 8 == 0 and op.out_stride % 4 == 0)
+        _require(good, f"rows of the output of {at} must lie at multiples of 8 bytes")
+        # The same contract as alone; only the launch differs.
+        linear(
+            m=m, n=op.n, k=op.k, weight=op.weight, a=op.a, out=op.out, scale=op.scale, a_stride=stride,
+            out_stride=op.out_stride if op.out else op.n, up_scale=op.up_scale,
+        )  # fmt: skip
+        table[i] = ChainOpArgs(
+            op.weight, op.a if op.reads is None else 0, op.out, op.scale, op.up_scale or 0.0, op.n, op.k, stride,
+            op.out_stride, int(op.up_scale is not None), 0 if op.reads is None else offsets[op.reads],
+            offsets.get(i, _NO_RELAY),
+        )  # fmt: skip
+    return table
 
 
 def chain(
     ops: Sequence[ChainOp],
     *,
     m: int,
-    counters: int,
+    workspace: int,
+    workspace_bytes: int,
+    table: int = 0,
     multiprocessors: int = V100_SMS,
     tile: ChainTile | None = None,
     cooperative: bool = True,
 ) -> Launch:
-    """Linears one after another in one launch; one may read what an earlier one writes. No output may be an operand of
-    its own linear. `counters`: two 32-bit words, zero before the first launch; every launch leaves zeros.
+    """Linears one after another in one launch; one may read what an earlier one computes. What the launch writes, it
+    must not read otherwise. `workspace`: device memory, zeros before the first launch, of chains only and of one at a
+    time (`chain_workspace_bytes`). `table`: `chain_table` in device memory, with more than `CHAIN_INLINE` linears.
     Not `cooperative`: for timing, and where nothing else on the card can keep a CTA from starting.
     """
-    _require(1 <= len(ops) <= CHAIN_OPS, f"a chain has 1 to {CHAIN_OPS} linears, not {len(ops)}")
     chosen = tile or next((x for most, x in CHAIN_TILES if m <= most), None)
     _require(chosen is not None and 1 <= m <= chosen.rows * 8, f"a chain takes 1 to 64 rows, not {m}")
     assert chosen is not None
-    arguments = ChainArgs(counters=counters, ops=len(ops), m=m)
-    for i, op in enumerate(ops):
-        # The same contract as alone; only the launch differs.
-        linear(
-            m=m, n=op.n, k=op.k, weight=op.weight, a=op.a, out=op.out, scale=op.scale, a_stride=op.a_stride,
-            out_stride=op.out_stride, up_scale=op.up_scale,
-        )  # fmt: skip
-        arguments.op[i] = ChainOpArgs(
-            op.weight, op.a, op.out, op.scale, op.up_scale or 0.0, op.n, op.k, op.a_stride, op.out_stride,
-            int(op.up_scale is not None),
-        )  # fmt: skip
+    most = chosen.most_ops
+    _require(1 <= len(ops) <= most, f"a chain of {m} rows has 1 to {most} linears, not {len(ops)}: use more launches")
+    entries, (_, used) = chain_table(ops, m), _relays(ops, m)
+    needed = chain_workspace_bytes(ops, m)
+    good = workspace_bytes >= needed and workspace % 16 == 0
+    _require(good, f"the workspace of this chain must have {needed} bytes at a multiple of 16, not {workspace_bytes}")
+    inline = len(ops) <= CHAIN_INLINE
+    _require(inline or table != 0, f"the table of more than {CHAIN_INLINE} linears must lie in device memory")
+    half = (workspace_bytes - CHAIN_STATE_BYTES) // 2 // 64 * 64
+    arguments = ChainArgs(table=table, workspace=workspace, half=half, used=used, ops=len(ops), m=m)
+    if inline:
+        arguments.op[: len(ops)] = entries
+    shared = chosen.shared_bytes + ctypes.sizeof(entries)
     grid, threads = (multiprocessors, 1, 1), chosen.warps * 32
-    return Launch("nvfp4_chain", chosen.kernel, grid, threads, chosen.shared_bytes, (arguments,), cooperative)
+    return Launch("nvfp4_chain", chosen.kernel, grid, threads, shared, (arguments,), cooperative)

@@ -496,7 +496,7 @@ MANY_ROWS = 128
 CHAIN_ROWS = 64
 """What one launch of a chain takes."""
 COUNTER_BYTES = 256
-"""The front of a linear workspace: a chain's counters, zero between launches. The rest is scratch."""
+"""The front of a linear workspace, unused. The rest is scratch."""
 _BLOCK = 128  # columns: the least that is unpacked at a time
 
 
@@ -512,14 +512,20 @@ def linear_workspace_bytes(
     """What a workspace for these linears must have; make it once, with zeros, as uint8.
 
     shapes: (n, k, gated) of each packed weight, n as the operators take it. limit: bytes beyond which weights are
-    unpacked in several pieces; a piece has at least 128 columns. chained: the widest inner size of `nvfp4_mlp`.
+    unpacked in several pieces; a piece has at least 128 columns. chained: the inner size of `nvfp4_mlp`, which then
+    is the only user of the workspace.
     """
-    needed = 2 * CHAIN_ROWS * chained
+    needed = 0
     for n, k, gated in shapes if max_rows > MANY_ROWS else ():
         each = 2 * (k + (2 * max_rows if gated else 0))
         most = -(-n // _BLOCK) * _BLOCK
         needed = max(needed, each * min(most, max(_BLOCK, limit // each // _BLOCK * _BLOCK)))
-    return COUNTER_BYTES + needed
+    return (_chain_bytes(chained) if chained else 0) + COUNTER_BYTES + needed
+
+
+def _chain_bytes(inner: int) -> int:
+    """The front of an `nvfp4_mlp` workspace: of its one launch for few rows."""
+    return plans.CHAIN_STATE_BYTES + 2 * (2 * CHAIN_ROWS * inner)
 
 
 def _matrix(x: torch.Tensor, weight: torch.Tensor, n: int, gated: bool) -> torch.Tensor:
@@ -697,28 +703,30 @@ def nvfp4_mlp(
     """down of (silu(gate x) * up x): FP16 [..., n], up to 64 rows in one launch; the inner result rounded to FP16.
 
     gate_up, down: int32 words of `torch_weights.pack`, the first one gated. inner: columns of gate, and K of down.
-    workspace: `linear_workspace_bytes(..., chained=inner)`, zeros when it was made.
+    workspace: `linear_workspace_bytes(..., chained=inner)` of uint8, zeros when it was made, of this operator only.
     """
-    rows = _matrix(x, gate_up, inner, gated=True)
+    rows, needed = _matrix(x, gate_up, inner, gated=True), _chain_bytes(inner)
     if not 1 <= rows.shape[0] <= CHAIN_ROWS:
-        between = _multiply(rows, gate_up, workspace, inner, gate_scale, up_scale)
-        return _multiply(between, down, workspace, n, down_scale, None).view(*x.shape[:-1], n)
+        between = _multiply(rows, gate_up, workspace[needed:], inner, gate_scale, up_scale)
+        return _multiply(between, down, workspace[needed:], n, down_scale, None).view(*x.shape[:-1], n)
     m, k = rows.shape
-    words, needed = packed_words(n, inner), COUNTER_BYTES + 2 * m * inner
+    words = packed_words(n, inner)
     good = down.dtype == torch.int32 and down.is_contiguous() and down.numel() == words
     _require(good, f"the packed weights of [{n}, {inner}] must be {words} int32 words; they are {down.numel()}")
     good = workspace.numel() * workspace.element_size() >= needed and workspace.is_contiguous()
-    _require(good, f"the workspace of {m} rows must have {needed} contiguous bytes (linear_workspace_bytes, chained)")
+    _require(good, f"the workspace must have {needed} contiguous bytes or more (linear_workspace_bytes, chained)")
     out = torch.empty((m, n), dtype=torch.float16, device=x.device)
     _count("nvfp4_qpn2")
-    start, step = workspace.data_ptr(), rows.stride(0) if m > 1 else k
-    between_at = start + COUNTER_BYTES
+    step = rows.stride(0) if m > 1 else k
     ops = (
-        plans.ChainOp(gate_up.data_ptr(), rows.data_ptr(), between_at, gate_scale, inner, k, step, inner, up_scale),
-        plans.ChainOp(down.data_ptr(), between_at, out.data_ptr(), down_scale, n, inner, inner, n),
+        plans.ChainOp(gate_up.data_ptr(), rows.data_ptr(), 0, gate_scale, inner, k, step, 0, up_scale),
+        plans.ChainOp(down.data_ptr(), 0, out.data_ptr(), down_scale, n, inner, 0, n, reads=0),
     )
-    multiprocessors = _device(x.device).multiprocessors
-    _run(rows, (plans.chain(ops, m=m, counters=start, multiprocessors=multiprocessors),))
+    launch = plans.chain(
+        ops, m=m, workspace=workspace.data_ptr(), workspace_bytes=needed,
+        multiprocessors=_device(x.device).multiprocessors,
+    )  # fmt: skip
+    _run(rows, (launch,))
     return out.view(*x.shape[:-1], n)
 
 

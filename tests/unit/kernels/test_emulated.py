@@ -58,12 +58,41 @@ def test_nvfp4_for_many_rows() -> None:
 
 def test_a_chain_that_is_not_launched_together_is_a_deadlock() -> None:
     backend = Emulator()
-    counters, memory = backend.put(np.zeros(2, np.uint32)), backend.put(np.zeros(1 << 20, np.uint8))
-    op = plans.ChainOp(memory.address, memory.address, memory.address + (1 << 19), 1.0, 64, 64, 64, 64)
-    launch = plans.chain([op, op], m=1, counters=counters.address, multiprocessors=2)
+    workspace, memory = backend.put(np.zeros(1024, np.uint8)), backend.put(np.zeros(1 << 20, np.uint8))
+    first = plans.ChainOp(memory.address, memory.address, 0, 1.0, 128, 64, 64)
+    second = plans.ChainOp(memory.address, 0, memory.address + (1 << 19), 1.0, 64, 128, out_stride=64, reads=0)
+    launch = plans.chain([first, second], m=1, workspace=workspace.address, workspace_bytes=1024, multiprocessors=2)
     backend.run(launch)
     with pytest.raises(KernelError, match="deadlock"):
         backend.run(replace(launch, cooperative=False))
+
+
+def test_linears_that_cannot_be_chained_are_refused() -> None:
+    good = plans.ChainOp(1 << 12, 1 << 13, 0, 1.0, 128, 64, 64)
+    last = plans.ChainOp(1 << 12, 0, 1 << 14, 1.0, 64, 128, out_stride=64, reads=0)
+    many = [good, *(replace(last, out=1 << 20 | i << 10) for i in range(130))]
+
+    def chained(ops: list[plans.ChainOp], m: int = 1, room: int = 1 << 12, table: int = 0) -> None:
+        plans.chain(ops, m=m, workspace=1 << 16, workspace_bytes=room, table=table)
+
+    chained([good, last])
+    chained(many[:9], table=1 << 18)
+    for ops, reason in (
+        ([good, replace(last, reads=1)], "nobody reads the result of linear 0"),
+        ([good, replace(last, k=192)], "reads 192 columns; linear 0 has 128"),
+        ([good, last, good], "nobody reads the result of linear 2"),
+        ([good, last, last], "an output of its own"),
+        ([good, replace(last, out=good.a)], "is an input of the chain"),
+        (many[:9], "must lie in device memory"),
+    ):
+        with pytest.raises(KernelError, match=reason):
+            chained(ops)
+    with pytest.raises(KernelError, match="the workspace of this chain must have 768 bytes"):
+        chained([good, last], room=512)
+    with pytest.raises(KernelError, match="1 to 128 linears, not 131"):
+        chained(many, m=64, table=1 << 18)
+    with pytest.raises(KernelError, match="1 to 64 rows"):
+        chained([good, last], m=65)
 
 
 @pytest.mark.full
