@@ -10,6 +10,7 @@ subroutine there); the stand-in build `s2`, where it was built, runs beside it.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,7 +26,8 @@ from .errors import KernelError
 OURS, STAND_IN = "ours", "ours, stand-in s2"
 OTHERS = {"torch": "torch", "triton": "Triton", "flashinfer": "FlashInfer", "flash_attn": "flash-attn"}
 REPLAYS, BUDGET_MS, GRAPH_MS = 7, 150.0, 30.0
-LARGEST_PREFILL = 1 << 28  # query tokens times context: FP32 code takes seconds for more
+SLOW_MS = 500.0  # a call that takes longer is timed twice, without a graph
+LARGEST_PREFILL = 1 << 28  # query tokens times context: Triton's FP32 code takes seconds for more, and is left out
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,13 @@ def time_graph(call: Callable[[int], Any], copies: int) -> list[float]:
     call(0)
     end.record()
     end.synchronize()
+    if begin.elapsed_time(end) > SLOW_MS:
+        first = 1e3 * begin.elapsed_time(end)
+        begin.record()
+        call(0)
+        end.record()
+        end.synchronize()
+        return [first, 1e3 * begin.elapsed_time(end)]
     # A call that takes long reads far more than the L2 holds by itself.
     copies = max(1, min(copies, int(GRAPH_MS / max(begin.elapsed_time(end), 1e-3))))
     graph = torch.cuda.CUDAGraph()
@@ -91,12 +100,15 @@ def time_graph(call: Callable[[int], Any], copies: int) -> list[float]:
 
 def _measure(
     found: Comparison, family: str, case: str, copies: int, makers: Iterable[tuple[str, Callable[[], Any]]],
-    say: Callable[[str], None],
+    say: Callable[[str], None], deadline: float,
 ) -> None:  # fmt: skip
     import torch
 
     ours: torch.Tensor | None = None
     for kind, make in makers:
+        if time.monotonic() > deadline:
+            found.absent.append({"peer": OTHERS.get(kind, kind), "case": case, "reason": "the time was up"})
+            continue
         try:
             way = make()
             result = way.call(0)
@@ -135,10 +147,16 @@ def _attention(device: Device, stand_in: Device | None, case: AttentionBench | P
     def everything() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield from makers
         for name, make in way.peers(data, 4 * device.multiprocessors):
-            if find_spec(name) is not None:
+            if name == "triton" and data.case.kind == "prefill" and case.queries * data.case.context > LARGEST_PREFILL:
+                yield name, _too_large
+            elif find_spec(name) is not None:
                 yield name, make
 
     return data.copies, everything()
+
+
+def _too_large() -> Any:
+    raise ValueError(f"takes seconds: more than {LARGEST_PREFILL} query tokens times context")
 
 
 def _linear(device: Device, stand_in: Device | None, case: LinearBench) -> Any:
@@ -147,9 +165,37 @@ def _linear(device: Device, stand_in: Device | None, case: LinearBench) -> Any:
     return peers_linear.ways(device, stand_in, case, OURS, STAND_IN)
 
 
-def measure(device: Device, objects: Path, families: Sequence[str], say: Callable[[str], None]) -> Comparison:
-    """Every peer that this machine has, in the cases of the named families."""
-    found = Comparison()
+def _works(device: Device, stand_in: Device | None) -> list[tuple[str, str, Callable[[], Any]]]:
+    """Family, case and what makes its ways; those that a limited time should reach come first."""
+    ordered: list[tuple[bool, str, str, Callable[[], Any]]] = []
+    for case in ATTENTION_CASES:
+        if not case.window:
+            later = (case.format, case.dim, case.group, case.page) != ("e4m3", 256, 6, 2048)
+            ordered.append((later, case.family, case.name, partial(_attention, device, stand_in, case)))
+    for chunk in PREFILL_CASES:
+        later = (chunk.format, chunk.dim) != ("e4m3", 256)
+        family = f"attention_prefill_{chunk.format}"
+        ordered.append((later, family, chunk.name, partial(_attention, device, stand_in, chunk)))
+    ordered.extend(
+        (product.gated, "nvfp4_linear", product.name, partial(_linear, device, stand_in, product))
+        for product in LINEAR_CASES
+    )
+    return [work for later in (False, True) for first, *work in ordered if first is later]  # type: ignore[misc]
+
+
+def measure(
+    device: Device,
+    objects: Path,
+    families: Sequence[str],
+    say: Callable[[str], None],
+    keep: Callable[[Comparison], None] = lambda _: None,
+    seconds: float = float("inf"),
+) -> Comparison:
+    """Every peer that this machine has, in the cases of the named families.
+
+    `keep` gets what there is after each case; past `seconds` the rest is named as absent.
+    """
+    found, deadline = Comparison(), time.monotonic() + seconds
     for name, title in OTHERS.items():
         if find_spec(name) is None:
             found.absent.append({"peer": title, "case": "", "reason": "not installed here"})
@@ -160,20 +206,15 @@ def measure(device: Device, objects: Path, families: Sequence[str], say: Callabl
     newer = device.kernels.capability[0] > 7
     stand_in = Device(objects, "s2") if newer and (objects / "kv_cache.s2.ptx").exists() else None
     wanted = tuple(families) or ("",)
-    works: list[tuple[str, str, Callable[[], Any]]] = [
-        (case.family, case.name, partial(_attention, device, stand_in, case))
-        for case in ATTENTION_CASES
-        if not case.window
-    ]
-    works += [
-        (f"attention_prefill_{case.format}", case.name, partial(_attention, device, stand_in, case))
-        for case in PREFILL_CASES
-    ]
-    works += [("nvfp4_linear", product.name, partial(_linear, device, stand_in, product)) for product in LINEAR_CASES]
-    for family, name, make in works:
-        if family.startswith(wanted):
-            copies, makers = make()
-            _measure(found, family, name, copies, makers, say)
+    for family, name, make in _works(device, stand_in):
+        if not family.startswith(wanted):
+            continue
+        if time.monotonic() > deadline:
+            found.absent.append({"peer": "all", "case": name, "reason": f"the time of {seconds:.0f} s was up"})
+            continue
+        copies, makers = make()
+        _measure(found, family, name, copies, makers, say, deadline)
+        keep(found)
     return found
 
 

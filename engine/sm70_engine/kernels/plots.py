@@ -1,4 +1,4 @@
-"""Figures of a benchmark as pictures, where matplotlib is installed."""
+"""Figures of a benchmark as pictures, one for each kind of kernel, where matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -8,69 +8,104 @@ from typing import Any
 
 from .errors import KernelError
 
+Groups = dict[str, list[tuple[str, float]]]
+Picture = tuple[str, str, bool, float | None]
 
-def _bars(path: Path, title: str, axis: str, groups: Mapping[str, Sequence[tuple[str, float]]], log: bool) -> Path:
-    """A bar for each (label, value), the groups in colours of their own."""
+# By the start of a family's name: what its picture is called.
+_SECTIONS = {
+    "attention_decode": "decode",
+    "attention_verify": "verify",
+    "attention_prefill": "prefill",
+    "nvfp4_linear": "linears",
+    "nvfp4_chain": "chain",
+}
+_INCH_PER_BAR, _SURROUNDINGS = 0.11, 1.5
+_LONGEST_VALUE = 1.16  # room for the figures beside the bars
+
+
+def _section(family: str) -> str:
+    return next((name for start, name in _SECTIONS.items() if family.startswith(start)), family)
+
+
+def _label(family: str, case: str) -> str:
+    """The case, with the KV format in front where a family has one."""
+    _, _, kv_format = family.rpartition("_")
+    return f"{kv_format} {case}" if family.startswith("attention_") else case
+
+
+def _bars(
+    path: Path, title: str, axis: str, groups: Mapping[str, Sequence[tuple[str, float]]], log: bool, line: float | None
+) -> Path:
+    """A bar for each (label, value) with its figure beside it, the groups in colours of their own."""
     import matplotlib.pyplot as plt
 
     labels = list(dict.fromkeys(label for rows in groups.values() for label, _ in rows))
     place = {label: i for i, label in enumerate(labels)}
-    height = 0.8 / max(len(groups), 1)
-    figure, axes = plt.subplots(figsize=(10, (0.13 * len(groups) + 0.1) * len(labels) + 1.6), layout="constrained")
+    height = 0.84 / max(len(groups), 1)
+    rows_high = (_INCH_PER_BAR * max(len(groups), 1.6) + 0.05) * len(labels)
+    figure, axes = plt.subplots(figsize=(9, rows_high + _SURROUNDINGS), layout="constrained")
     for i, (name, rows) in enumerate(groups.items()):
-        axes.barh(
+        bars = axes.barh(
             [place[label] + i * height for label, _ in rows], [value for _, value in rows], height=height, label=name
         )
+        axes.bar_label(bars, [f"{value:.3g}" for _, value in rows], fontsize=6, padding=2)
     axes.set_yticks([i + height * (len(groups) - 1) / 2 for i in range(len(labels))], labels)
-    axes.set_ylim(len(labels), -0.6)
+    axes.set_ylim(len(labels) - 0.4 + height / 2, -0.6)
     if log:
         axes.set_xscale("log")
+        axes.set_xlim(right=axes.get_xlim()[1] * 1.6)
     else:
-        axes.axvline(1.0, linewidth=0.8, color="black")
+        axes.set_xlim(0, max(line or 0, axes.get_xlim()[1]) * _LONGEST_VALUE / 1.05)
+    if line is not None:
+        axes.axvline(line, linewidth=0.8, color="black")
     axes.grid(axis="x", linewidth=0.3)
-    axes.set_xlabel(axis)
-    axes.set_title(title)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(axis, fontsize=8)
+    figure.suptitle(title, fontsize=10)
     if len(groups) > 1:
-        axes.legend(loc="lower right", fontsize=7)
-    axes.tick_params(axis="y", labelsize=6)
-    figure.savefig(path, metadata={"Date": None})
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(groups), 3), fontsize=7, frameon=False)
+    axes.tick_params(axis="both", labelsize=7)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
     plt.close(figure)
     return path
 
 
+def _figures(document: Mapping[str, Any]) -> dict[Picture, Groups]:
+    """(file, axis, logarithmic, line) to the bars of each build or peer."""
+    found: dict[Picture, Groups] = {}
+
+    def add(picture: Picture, group: str, label: str, value: float) -> None:
+        found.setdefault(picture, {}).setdefault(group, []).append((label, value))
+
+    for run in document["runs"]:
+        for row in run["rows"]:
+            shares = (_section(row["family"]), "useful bytes a second, share of 900 GB/s at a V100's clock", False, 1.0)
+            add(shares, row["kind"], _label(row["family"], row["case"]), row["share"])
+        for row in run.get("prefill", ()):
+            label = f"{row['kernel'].split('_')[1]} {row['case']}"
+            add(("prefill", "useful TFLOP/s at a V100's clock", False, None), row["kind"], label, row["v100_tflops"])
+    for row in document.get("peers", ()):
+        picture = f"peers_{_section(row['family'])}", "microseconds a call: whole card, same data, same run", True, None
+        add(picture, row["peer"], _label(row["family"], row["case"]), row["microseconds"])
+    return found
+
+
 def write(document: Mapping[str, Any], folder: Path, suffix: str = "svg") -> list[Path]:
-    """Pictures of a run: shares of 900 GB/s at a V100's clock by build, prefill's rates, and the peers.
+    """Pictures of a run: a share of 900 GB/s (prefill: a rate) at a V100's clock by build, and times of the peers.
 
     Raises `KernelError` without matplotlib.
     """
     try:
         import matplotlib as mpl
-
-        mpl.use("Agg")
-        mpl.rcParams["svg.hashsalt"] = "sm70"  # the same file for the same figures
     except ImportError as error:
         raise KernelError(f"--plots needs matplotlib: pip install matplotlib ({error})") from error
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "sm70"  # the same file for the same figures
+    mpl.rcParams["svg.fonttype"] = "none"  # text as text: a tenth of the size
     folder.mkdir(parents=True, exist_ok=True)
-    card, written = document["about"]["device"], []
-    shares, rates = {}, {}
-    for run in document["runs"]:
-        name = run["variant"] or "plain"
-        if run["rows"]:
-            shares[name] = [(f"{row['kernel']}  {row['case']}", row["share"]) for row in run["rows"]]
-        if run.get("prefill"):
-            rates[name] = [(f"{row['kernel']}  {row['case']}", row["v100_tflops"]) for row in run["prefill"]]
-    for title, axis, name, groups, log in (
-        ("shares", "useful bytes a second, share of 900 GB/s at a V100's clock", "shares", shares, False),
-        ("prefill", "useful TFLOP/s at a V100's clock", "prefill", rates, True),
-    ):
-        if groups:
-            kinds = {row["kind"] for run in document["runs"] for row in run["rows"]} or {title}
-            heading = f"{card}: {title}; {', '.join(sorted(kinds))}"
-            written.append(_bars(folder / f"{name}.{suffix}", heading, axis, groups, log))
-    peers: dict[str, list[tuple[str, float]]] = {}
-    for row in document.get("peers", ()):
-        peers.setdefault(row["peer"], []).append((f"{row['family']}  {row['case']}", row["microseconds"]))
-    if peers:
-        axis = "microseconds a call, the whole card, same data, same run"
-        written.append(_bars(folder / f"peers.{suffix}", f"{card}: peers", axis, peers, True))
-    return written
+    about = document["about"]
+    where = f"{about['device']}, {about['date'][:10]}"
+    return [
+        _bars(folder / f"{name}.{suffix}", f"{name.replace('_', ': ')} on {where}", axis, groups, log, line)
+        for (name, axis, log, line), groups in _figures(document).items()
+    ]

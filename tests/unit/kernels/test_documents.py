@@ -85,12 +85,12 @@ def test_a_measurement_on_a_v100_replaces_every_prediction(tmp_path: Path) -> No
 
 def test_a_run_is_drawn_or_says_what_it_needs(tmp_path: Path) -> None:
     document = {
-        "about": {"device": "a card"},
+        "about": {"device": "a card", "date": "2026-12-01T00:00:00+00:00"},
         "runs": [
-            {"variant": "s2t", "rows": [{"kernel": "k", "case": "c", "share": 0.5, "kind": "prediction"}]},
-            {"variant": "", "rows": []},
+            {"rows": [{"family": "attention_decode_e4m3", "case": "c", "share": 0.5, "kind": "prediction"}]},
+            {"rows": [], "prefill": [{"kernel": "prefill_f16_d256", "case": "c", "v100_tflops": 9.0, "kind": "m"}]},
         ],
-        "peers": [{"peer": "torch", "family": "f", "case": "c", "microseconds": 3.0}],
+        "peers": [{"peer": "torch", "family": "nvfp4_linear", "case": "c", "microseconds": 3.0}],
     }
     try:
         import matplotlib as _  # noqa: F401
@@ -98,4 +98,6 @@ def test_a_run_is_drawn_or_says_what_it_needs(tmp_path: Path) -> None:
         with pytest.raises(KernelError, match="pip install matplotlib"):
             plots.write(document, tmp_path)
     else:
-        assert [path.name for path in plots.write(document, tmp_path)] == ["shares.svg", "peers.svg"]
+        names = [path.name for path in plots.write(document, tmp_path)]
+        assert names == ["decode.svg", "prefill.svg", "peers_linears.svg"]
+        assert "e4m3 c" in (tmp_path / "decode.svg").read_text()
