@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import build, checks, grid, report, toolchain
 from .backend import Backend
@@ -56,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         help="also torch, Triton, and FlashInfer and flash-attn where they are installed, on the same data",
     )
     time.add_argument("--only-peers", action="store_true", help="the peers and our kernels beside them, nothing else")
+    time.add_argument(
+        "--peer-seconds", type=float, default=float("inf"), help="a limit for the peers; what it cuts off is named"
+    )
     time.add_argument("--all", action="store_true", help="everything: peers, and on a card newer than Volta --proxy")
     time.add_argument(
         "--submit-file", "--json", type=Path, dest="submit_file", help="write the run here as one JSON document"
@@ -126,6 +130,14 @@ def _bench(options: argparse.Namespace) -> int:
     objects = options.objects or objects_folder()
     if options.proxy and Device(objects).kernels.capability[0] == 7:
         raise KernelError("--proxy predicts a V100 on a newer card; this is one: leave it out and measure")
+
+    def write(document: Mapping[str, Any]) -> None:
+        """Puts what there is into the file, whole or not at all: a run that is cut off leaves its figures."""
+        if options.submit_file:
+            beside = options.submit_file.with_name(options.submit_file.name + ".part")
+            beside.write_text(json.dumps(document, indent=1) + "\n")
+            beside.replace(options.submit_file)
+
     found = submission.collect(
         objects,
         _families(options),
@@ -133,6 +145,8 @@ def _bench(options: argparse.Namespace) -> int:
         options.peers or options.only_peers or options.all,
         "sm70-kernels bench",
         alone=options.only_peers,
+        keep=write,
+        peer_seconds=options.peer_seconds,
     )
     for run in found["runs"]:
         print(run["table"])
@@ -141,7 +155,7 @@ def _bench(options: argparse.Namespace) -> int:
     if found["many_rows_table"]:
         print(found["many_rows_table"])
     if options.submit_file:
-        options.submit_file.write_text(json.dumps(found, indent=1) + "\n")
+        write(found)
         print(f"written to {options.submit_file}")
     if options.plots:
         for path in plots.write(found, options.plots):

@@ -69,10 +69,13 @@ def collect(
     command: str = "",
     say: Say | None = None,
     alone: bool = False,
+    keep: Callable[[dict[str, Any]], None] | None = None,
+    peer_seconds: float = float("inf"),
 ) -> dict[str, Any]:
     """The document. `proxy`: also, or on Volta never, the timing builds on 80 multiprocessors; `beside`: the peers.
 
-    `alone`: nothing but the peers, with our kernels beside them.
+    `alone`: nothing but the peers, with our kernels beside them. `keep` gets the document as far as it is, after each
+    case of the peers; `peer_seconds` limits them.
     """
     tell = say or (lambda text: print(text, file=sys.stderr, flush=True))
     plain = Device(objects)
@@ -80,19 +83,31 @@ def collect(
     if proxy and not alone and plain.kernels.capability[0] > 7:
         timed = [variant for variant in build.TIMING if variant.spread > 1]
         runs += [run(Device(objects, variant.name), variant, 80, families, tell) for variant in timed]
-    found = peers.measure(plain, objects, families, tell) if beside else peers.Comparison()
+    found = peers.Comparison()
     many: list[many_rows.ManyRows] = []
+
+    def document() -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "about": about(plain, command),
+            "runs": runs,
+            "peers": [x.as_dict() for x in found.rows],
+            "absent": found.absent,
+            "peers_table": peers.markdown(found) if found.rows else "",
+            "many_rows": [row.as_dict() for row in many],
+            "many_rows_table": many_rows.markdown(many) if many else "",
+        }
+
+    def so_far(comparison: peers.Comparison) -> None:
+        nonlocal found
+        found = comparison
+        if keep:
+            keep(document())
+
+    if beside:
+        found = peers.measure(plain, objects, families, tell, so_far, peer_seconds)
     if beside and find_spec("torch") and "nvfp4_expand".startswith(tuple(families) or ("",)):
         for row in many_rows.measure(plain, objects):
             many.append(row)
             tell(f"M{row.m} N{row.n} K{row.k}: {row.total} us, unpacking {row.unpack}, product {row.product}")
-    return {
-        "schema": SCHEMA,
-        "about": about(plain, command),
-        "runs": runs,
-        "peers": [x.as_dict() for x in found.rows],
-        "absent": found.absent,
-        "peers_table": peers.markdown(found) if found.rows else "",
-        "many_rows": [row.as_dict() for row in many],
-        "many_rows_table": many_rows.markdown(many) if many else "",
-    }
+    return document()
