@@ -1,8 +1,9 @@
 """What NVFP4 weights cost at many rows, where the operators unpack them for cuBLAS: each part, and torch beside it.
 
 The product itself is torch's; what is ours is the unpacking, so both are timed apart, and the operator as a whole.
-torch's own product takes FP16 weights that were never packed. On a card newer than Volta these are its figures, not
-predictions: unpacking runs on all its multiprocessors, and cuBLAS has other kernels there.
+128 rows and fewer go to the kernels of few rows, whose matrix instruction is a subroutine on a newer card. torch's own
+product takes FP16 weights that were never packed. On a card newer than Volta these are its figures, not predictions:
+unpacking runs on all its multiprocessors, and cuBLAS has other kernels there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from . import loader, plans
 from .device import Device
+from .peers import time_graph
 
 ROWS = (128, 512, 2048, 8192)
 SHAPES = ((8704, 5120), (5120, 4352), (4128, 5120), (5120, 1536))
@@ -53,20 +55,8 @@ class ManyRows:
 
 
 def _microseconds(work: Callable[[], Any]) -> float:
-    import torch
-
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(5):
-            work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / 5)
-    return float(round(statistics.median(times), 2))
+    """Of a call in a CUDA graph: what the host needs to start it is not in it."""
+    return float(round(statistics.median(time_graph(lambda _: work(), 5)), 2))
 
 
 def measure(device: Device, objects: Path) -> Iterator[ManyRows]:
@@ -92,8 +82,9 @@ def measure(device: Device, objects: Path) -> Iterator[ManyRows]:
             total = _microseconds(lambda: torch_ops.nvfp4_packed_linear(x, packed.words, space, n, packed.scale))  # noqa: B023
             unpack = product = 0.0
             if m > torch_ops.MANY_ROWS:
-                stream = torch.cuda.current_stream().cuda_stream
-                unpack = _microseconds(lambda: device.kernels.launch(expand, stream))  # noqa: B023
+                unpack = _microseconds(
+                    lambda: device.kernels.launch(expand, torch.cuda.current_stream().cuda_stream)  # noqa: B023
+                )
                 product = _microseconds(
                     lambda: torch.addmm(out, x, unpacked.t(), beta=0, alpha=packed.scale, out=out)  # noqa: B023
                 )
