@@ -344,7 +344,7 @@ class _Call:
         queries = [segment.queries for segment in self.part.segments for _ in range(segment.count)]
         lengths, form = metadata.lengths[rows], str(heads.kv_format)
 
-        sequences, workspace = tuple(zip(queries, lengths, strict=True)), self.layer.workspace[torch_ops.TICKET_BYTES :]
+        sequences, workspace = tuple(zip(queries, lengths, strict=True)), self.layer.workspace[torch_ops.KEPT_BYTES :]
         if self.part.choice.bridged:
             make = partial(torch_bridge.bridged_work, self.cache, form, heads.group, sequences)
             torch_bridge.bridged_attention(
@@ -439,7 +439,7 @@ def _workspace_for(heads: Heads) -> _Workspace:
         str(heads.kv_format), heads.kv_heads, heads.group, heads.dim, sequences, queries, multiprocessors
     )
     if heads.dim in PREFILL_DIMS:
-        needed = max(needed, torch_ops.TICKET_BYTES + torch_ops.prefill_workspace_bytes(heads.dim, multiprocessors))
+        needed = max(needed, torch_ops.KEPT_BYTES + torch_ops.prefill_workspace_bytes(heads.dim, multiprocessors))
     workspace = _workspaces.setdefault(device, _Workspace(device))
     workspace.reserve(needed)
     return workspace

@@ -229,15 +229,13 @@ class Bench:
             plan = DecodePlan(layout, case.sequences, case.group, splits, case.window)
         partial = self.device.put(np.zeros(plan.partial_floats, np.float32))
         stats = self.device.put(np.zeros(plan.stats_floats, np.float32))
-        tickets = self.device.put(np.zeros(plan.tickets, np.uint32))
 
         def make(i: int) -> tuple[Launch, ...]:
             layer, step = i % layers, i // layers % steps
             memory = AttentionMemory(
                 q=q.address, out=out.address, cache=source.address + layer * per_layer * layout.block_stride,
                 block_table=tables.address + step * need * 4, lengths=lengths.address, partial=partial.address,
-                stats=stats.address, tickets=tickets.address, table_stride=per_sequence, q_stride=width,
-                out_stride=width,
+                stats=stats.address, table_stride=per_sequence, q_stride=width, out_stride=width,
             )  # fmt: skip
             return plan.launches(memory, case.dim**-0.5)
 

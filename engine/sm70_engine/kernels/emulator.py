@@ -147,7 +147,9 @@ class Emulator:
     def run(self, launch: Launch) -> None:
         """Runs the launch to its end. Raises `KernelError` with block and thread when a kernel errs."""
         loaded = self._load(launch.family)
-        shape = (ctypes.c_int * 6)(*launch.grid, launch.threads, launch.shared_bytes, launch.cooperative)
+        shape = (ctypes.c_int * 7)(
+            *launch.grid, launch.threads, launch.shared_bytes, launch.cooperative, launch.waiting
+        )
         pointers = (ctypes.c_void_p * len(launch.arguments))(*(ctypes.addressof(x) for x in launch.arguments))
         if loaded.sm70_emulator_launch(launch.kernel.encode(), shape, self.order, pointers):
             raise KernelError(f"{launch.kernel}: {loaded.sm70_emulator_message().decode()}")

@@ -58,10 +58,7 @@ def _decode(kv_format: KvFormat) -> Family:
         "attention_decode.cu",
         f"one query token per sequence, {kv_format.upper()} pages of a multiple of 16 tokens, D 64/128/256, "
         "1..16 query heads per KV head, optional sliding window, FP32 state and partials, ordered combine",
-        (
-            *(Kernel(f"decode_{kv_format}_d{d}_r{r}", 256) for d in (64, 128, 256) for r in (1, 2)),
-            *(Kernel(f"combine_{kv_format}_d{d}", 512, tensor_cores=False) for d in (64, 128, 256)),
-        ),
+        tuple(Kernel(f"decode_{kv_format}_d{d}_r{r}", 256) for d in (64, 128, 256) for r in (1, 2)),
         (f"-DFORMAT={kv_format.upper()}", f"-DNAME={kv_format}"),
     )
 

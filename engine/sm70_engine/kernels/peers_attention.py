@@ -141,13 +141,12 @@ def own_launches(data: Data, multiprocessors: int) -> Callable[[int], tuple[Laun
         splits = plans.decode_splits(layout, case.sequences, case.group, multiprocessors)
         plan = DecodePlan(layout, case.sequences, case.group, splits)
     partial, stats = floats(plan.partial_floats), floats(plan.stats_floats)
-    tickets = torch.zeros(plan.tickets, dtype=torch.int32, device=where)
 
     def launches(i: int) -> tuple[Launch, ...]:
         memory = AttentionMemory(
             q=data.q.data_ptr(), out=data.out.data_ptr(), cache=caches.data_ptr() + i * stride,
             block_table=data.table.data_ptr(), lengths=data.lengths.data_ptr(), partial=partial.data_ptr(),
-            stats=stats.data_ptr(), tickets=tickets.data_ptr(), table_stride=data.table.shape[1], q_stride=width,
+            stats=stats.data_ptr(), table_stride=data.table.shape[1], q_stride=width,
             out_stride=width,
         )  # fmt: skip
         return plan.launches(memory, scale)

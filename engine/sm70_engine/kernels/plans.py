@@ -42,6 +42,7 @@ class Launch:
     """One kernel launch. `arguments` are ctypes values in the order of the kernel's parameters.
 
     `cooperative`: its CTAs wait for each other, so all of them must be on the card at a time.
+    `waiting`: at most so many of its CTAs wait for others; the card must hold one more.
     """
 
     family: str
@@ -51,6 +52,7 @@ class Launch:
     shared_bytes: int
     arguments: tuple[Any, ...]
     cooperative: bool = False
+    waiting: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,11 @@ class AttentionArgs(ctypes.Structure):
     _fields_ = [
         ("q", ctypes.c_void_p), ("out", ctypes.c_void_p), ("cache", ctypes.c_void_p),
         ("block_table", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p), ("stats", ctypes.c_void_p), ("tickets", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p), ("stats", ctypes.c_void_p),
         ("page", ctypes.c_int), ("table_stride", ctypes.c_int), ("block_stride", ctypes.c_int),
         ("value_offset", ctypes.c_int), ("token_stride", ctypes.c_int), ("head_stride", ctypes.c_int),
         ("q_stride", ctypes.c_int), ("out_stride", ctypes.c_int), ("group", ctypes.c_int), ("window", ctypes.c_int),
-        ("splits", ctypes.c_int), ("queries", ctypes.c_int), ("causal", ctypes.c_int),
+        ("splits", ctypes.c_int), ("queries", ctypes.c_int), ("causal", ctypes.c_int), ("combiners", ctypes.c_int),
         ("score_scale", ctypes.c_float), ("out_scale", ctypes.c_float),
     ]  # fmt: skip
 
@@ -170,7 +172,6 @@ class AttentionMemory:
     lengths: int
     partial: int
     stats: int
-    tickets: int
     table_stride: int
     q_stride: int
     out_stride: int
@@ -204,9 +205,9 @@ class AttentionPlan:
         return self.sequences * self.layout.heads * self.splits * self.row_tiles * 16
 
     @property
-    def tickets(self) -> int:
-        """32-bit counters; zero before the first launch, and every launch leaves them zero."""
-        return self.sequences * self.layout.heads
+    def combiners(self) -> int:
+        """CTAs per sequence and KV head that add the partials within the launch."""
+        return 0
 
     def _check(self, memory: AttentionMemory) -> None:
         self.layout.check()
@@ -227,9 +228,9 @@ class AttentionPlan:
         layout, read = self.layout, self.layout.format.read_scale
         return AttentionArgs(
             memory.q, memory.out, memory.cache, memory.block_table, memory.lengths, memory.partial, memory.stats,
-            memory.tickets, layout.page, memory.table_stride, layout.block_stride, layout.value_offset,
+            layout.page, memory.table_stride, layout.block_stride, layout.value_offset,
             layout.token_stride, layout.head_stride, memory.q_stride, memory.out_stride, self.group, self.window,
-            self.splits, queries, int(causal), softmax_scale * math.log2(math.e) * scales[0] * read,
+            self.splits, queries, int(causal), self.combiners, softmax_scale * math.log2(math.e) * scales[0] * read,
             scales[1] * read,
         )  # fmt: skip
 
@@ -241,10 +242,13 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class DecodePlan(AttentionPlan):
-    """One query token per sequence."""
+    """One query token per sequence. `partial` and `stats` must be zeros before the first launch; every launch leaves
+    zeros.
+    """
 
-    FUSED: ClassVar[int] = 12
     WARPS: ClassVar[int] = 8
+    COMBINERS: ClassVar[int] = 32
+    WAITING: ClassVar[int] = 64
 
     @property
     def row_tiles(self) -> int:
@@ -252,30 +256,48 @@ class DecodePlan(AttentionPlan):
         return 1 if self.group <= 8 else 2
 
     @property
+    def stats_floats(self) -> int:
+        """FP32 elements of the workspace for maxima and sums: four for 32 elements of a partial, four times."""
+        return self.partial_floats // 8
+
+    @property
+    def combiners(self) -> int:
+        """CTAs per sequence and KV head that wait for the others' partials and add them.
+
+        As many as pay (each adds its own rows and columns), and over all heads fewer than a V100 holds at a time.
+        """
+        return max(1, min(self.COMBINERS, self.WAITING // (self.sequences * self.layout.heads)))
+
+    @property
     def kernel(self) -> str:
-        """The first launch's kernel."""
+        """The launch's kernel."""
         return f"decode_{self.layout.format}_d{self.layout.dim}_r{self.row_tiles}"
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA of the first launch."""
+        """Dynamic shared memory of a CTA."""
         rows, dim = self.row_tiles * 8, self.layout.dim
         q = rows * dim * 2 if self.row_tiles * dim > 256 or dim == 128 else 0
-        tiles = min(4, self.row_tiles * dim // 32)
-        return q + self.WARPS * tiles * 1024 + (3 * self.FUSED * rows + rows + 1) * 4
+        tiles = min(8, self.row_tiles * dim // 32)
+        return q + self.WARPS * tiles * 1024 + self.WARPS * rows * 8
 
     def launches(
         self, memory: AttentionMemory, softmax_scale: float, scales: tuple[float, float] = (1.0, 1.0)
     ) -> tuple[Launch, ...]:
-        """One launch, or two with more than `FUSED` splits; in order, on one stream. `scales` of K and V."""
+        """One launch. `scales` of K and V."""
         self._check(memory)
-        arguments = self._arguments(memory, softmax_scale, scales)
-        family, layout = f"attention_decode_{self.layout.format}", self.layout
-        grid = (self.splits, layout.heads, self.sequences)
-        first = Launch(family, self.kernel, grid, self.WARPS * 32, self.shared_bytes, (arguments,))
-        if self.splits <= self.FUSED:
-            return (first,)
-        return (first, self._combine(family, f"combine_{layout.format}_d{layout.dim}", arguments))
+        layout = self.layout
+        _require(
+            16 * layout.token_stride + layout.value_offset < 2**32,
+            f"16 tokens and value_offset must lie within 4 GiB, not {layout.token_stride} and {layout.value_offset}",
+        )
+        return (
+            Launch(
+                f"attention_decode_{layout.format}", self.kernel, (self.splits, layout.heads, self.sequences),
+                self.WARPS * 32, self.shared_bytes, (self._arguments(memory, softmax_scale, scales),),
+                waiting=min(self.combiners, self.splits) * layout.heads * self.sequences if self.splits > 1 else 0,
+            ),
+        )  # fmt: skip
 
 
 # Row tiles of the verifier's kernels, by head dimension.

@@ -28,10 +28,9 @@ def shared_bytes(kernel: str) -> int:
             for tiles in VERIFY_TILES.get(dim, ()):
                 verify = VerifyPlan(CacheLayout.split(kv_format, 16, 1, dim), 1, tiles, 80, queries=8)
                 sizes[verify.kernel] = verify.shared_bytes
-                sizes[f"verify_combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 80 * 32
+                sizes[f"verify_combine_{kv_format}_d{dim}"] = VerifyPlan.COMBINE_WARPS * 1088 + 80 * 32
             if dim in PREFILL_DIMS:
                 sizes[f"prefill_{kv_format}_d{dim}"] = prefill_shared_bytes(dim)
-            sizes[f"combine_{kv_format}_d{dim}"] = DecodePlan.COMBINE_WARPS * 1088 + 80 * 32
     return sizes.get(kernel, 0)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,8 +27,8 @@ from .plans import AttentionMemory, AttentionPlan, CacheLayout, DecodePlan, KvFo
 from .prefill import PrefillMemory, PrefillPlan
 from .repack import packed_words
 
-TICKET_BYTES = 1 << 16
-"""The front of an attention workspace: counters that are zero between launches, whatever the batch."""
+KEPT_BYTES = 4 << 20
+"""The front of an attention workspace: what the CTAs of a decode pass to each other, zeros between launches."""
 _ALIGNMENT = 256
 
 
@@ -175,14 +175,20 @@ def _up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _bytes(plan: AttentionPlan) -> int:
-    return TICKET_BYTES + _up(plan.stats_floats * 4) + _up(plan.partial_floats * 4)
+def _room(plan: AttentionPlan) -> tuple[int, int, int]:
+    """Where the statistics of a plan start in the workspace, where the partials, and where they end."""
+    start = 0 if isinstance(plan, DecodePlan) else KEPT_BYTES
+    if isinstance(plan, DecodePlan) and plan.splits == 1:
+        return 0, 0, 0
+    partial = start + _up(plan.stats_floats * 4)
+    return start, partial, partial + _up(plan.partial_floats * 4)
 
 
 def decode_plan(layout: CacheLayout, sequences: int, group: int, window: int, multiprocessors: int) -> DecodePlan:
-    """The plan that `decode_attention` runs."""
+    """The plan that `decode_attention` runs: on a very large card with fewer splits, so that they fit `KEPT_BYTES`."""
     splits = plans.decode_splits(layout, sequences, group, multiprocessors)
-    return DecodePlan(layout, sequences, group, splits, window)
+    plan = DecodePlan(layout, sequences, group, splits, window)
+    return replace(plan, splits=max(1, splits * KEPT_BYTES // _room(plan)[2])) if _room(plan)[2] > KEPT_BYTES else plan
 
 
 def verify_plan(
@@ -206,12 +212,12 @@ def attention_workspace_bytes(
     dtype=torch.uint8, device=...)`; operators leave it ready for the next one on the same stream.
     """
     layout = CacheLayout.split(KvFormat(kv_format), 16, kv_heads, dim)
-    needed = 0
+    needed = KEPT_BYTES
     for sequences in range(1, max_sequences + 1):
-        needed = max(needed, _bytes(decode_plan(layout, sequences, group, 0, multiprocessors)))
         for queries in range(2, max_queries + 1):
             if group * queries <= 8 * max(plans.VERIFY_TILES.get(dim, (0,))):
-                needed = max(needed, _bytes(verify_plan(layout, sequences, group, queries, True, 0, multiprocessors)))
+                plan = verify_plan(layout, sequences, group, queries, True, 0, multiprocessors)
+                needed = max(needed, _room(plan)[2])
     return needed
 
 
@@ -232,18 +238,19 @@ def _memory(
     _require(lengths.dtype == torch.int32 and lengths.is_contiguous(), "lengths must be contiguous int32")
     good = block_table.dtype == torch.int32 and block_table.shape[0] >= plan.sequences and block_table.stride(1) == 1
     _require(good, f"the block table must be int32 with a row for each of {plan.sequences} sequences")
-    needed, has = _bytes(plan), workspace.numel() * workspace.element_size()
+    (stats, partial, needed), has = _room(plan), workspace.numel() * workspace.element_size()
     _require(
-        has >= needed and workspace.is_contiguous() and plan.tickets * 4 <= TICKET_BYTES,
+        has >= needed and workspace.is_contiguous(),
         f"the attention workspace must have {needed} contiguous bytes, not {has} (attention_workspace_bytes says how "
-        f"many), and sequences times KV heads be at most {TICKET_BYTES // 4}",
+        "many)",
     )
     start = workspace.data_ptr()
-    stats = start + TICKET_BYTES
+    # The stride of a dimension of size 1 says nothing.
+    table_stride = block_table.stride(0) if block_table.shape[0] > 1 else block_table.shape[1]
     return AttentionMemory(
         q=query.data_ptr(), out=out.data_ptr(), cache=kv_cache.data_ptr(), block_table=block_table.data_ptr(),
-        lengths=lengths.data_ptr(), partial=stats + _up(plan.stats_floats * 4), stats=stats, tickets=start,
-        table_stride=block_table.stride(0), q_stride=query.stride(0), out_stride=out.stride(0),
+        lengths=lengths.data_ptr(), partial=start + partial, stats=start + stats, table_stride=table_stride,
+        q_stride=query.stride(0), out_stride=out.stride(0),
     )  # fmt: skip
 
 

@@ -65,8 +65,8 @@ def loop_bytes(kernel: str) -> int:
     if parts[0] == "verify" and parts[1] != "combine":  # a step of 64 tokens for the four sub-partitions
         return 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1) * 16
     if parts[0] == "decode" and len(parts) == 4:
-        dim, rows = int(parts[2][1:]), int(parts[3][1:])
+        dim = int(parts[2][1:])
         width = 2 if parts[1] == "f16" else 1
-        tokens = 8 if (dim == 256 and rows == 2) or (width == 2 and dim > 64) else 16
+        tokens = 8 if dim == 256 or (width == 2 and dim > 64) else 16
         return 2 * dim * width * tokens
     return 0

@@ -11,7 +11,7 @@ from sm70_engine.kernels.errors import KernelError
 from sm70_engine.kernels.plans import AttentionMemory, CacheLayout, DecodePlan, KvFormat, VerifyPlan
 
 LAYOUT = CacheLayout.split(KvFormat.E4M3, 784, 1, 256)
-POINTERS = dict.fromkeys(("q", "out", "cache", "block_table", "lengths", "partial", "stats", "tickets"), 4096)
+POINTERS = dict.fromkeys(("q", "out", "cache", "block_table", "lengths", "partial", "stats"), 4096)
 
 
 def decode(plan: DecodePlan | VerifyPlan, q_stride: int = 1536) -> tuple[plans.Launch, ...]:
@@ -41,12 +41,25 @@ def test_every_decode_contract_has_a_kernel_that_fits_a_v100() -> None:
     for kv_format in KvFormat:
         for dim in (64, 128, 256):
             for group in range(1, 17):
-                for splits in (1, 12, 13, 80, 256):
-                    work = decode(DecodePlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, splits))
-                    assert len(work) == (1 if splits <= 12 else 2)
-                    for launch in work:
-                        assert known[launch.kernel].threads == launch.threads
-                        assert launch.shared_bytes <= 48 * 1024
+                for splits in (1, 12, 80, 256):
+                    (launch,) = decode(DecodePlan(CacheLayout.split(kv_format, 16, 1, dim), 1, group, splits))
+                    assert known[launch.kernel].threads == launch.threads
+                    # Two CTAs share a multiprocessor where the dispatch counts on it.
+                    ctas = 2 if dim <= 128 and group <= 8 else 1
+                    assert launch.shared_bytes * ctas <= plans.SHARED_LIMIT
+                    assert launch.waiting < plans.V100_SMS
+
+
+def test_the_ctas_of_a_decode_that_wait_for_others_are_fewer_than_a_v100_holds() -> None:
+    for dim, group in ((64, 8), (128, 16), (256, 6)):
+        for heads in (1, 2, 8):
+            layout = CacheLayout.split(KvFormat.E4M3, 16, heads, dim)
+            for sequences in range(1, 200):
+                splits = plans.decode_splits(layout, sequences, group)
+                (launch,) = decode(DecodePlan(layout, sequences, group, splits))
+                per_sm = 2 if dim <= 128 and group <= 8 else 1
+                assert launch.waiting < plans.V100_SMS * per_sm
+                assert (launch.waiting == 0) == (splits == 1)
 
 
 def test_every_verify_contract_has_a_kernel_that_fits_a_v100() -> None:

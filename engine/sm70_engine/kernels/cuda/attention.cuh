@@ -1,34 +1,82 @@
 // What the attention kernels share: their arguments, the split of a sequence's tokens over CTAs, and the ordered combine of the partials.
 #pragma once
 #include "fp8.cuh"
-constexpr int kFused = 12, kWarps = 8, kMaxSplits = 256;
+constexpr int kWarps = 8, kMaxSplits = 256;
 struct AttentionArgs {
   const u16* q;  // [sequences, heads, D]
   u16* out;      // the same
   const u8* cache;
   const int *block_table, *lengths;  // [sequences, table_stride], [sequences]; length 0: a padded sequence, its output is zero
   float *partial, *stats;            // workspace, see plan.py
-  u32* tickets;                      // [sequences * KV heads], zero before the first launch; every launch leaves zeros
   int page, table_stride;            // tokens per page (a multiple of 16), block table entries per sequence
   int block_stride, value_offset, token_stride, head_stride;  // of the cache, in bytes, multiples of 16
   int q_stride, out_stride;          // halves from token to token
   int group, window, splits;         // query heads per KV head; tokens that a query sees (itself included), 0: all; CTAs per head
   int queries, causal;               // query tokens per sequence, the last ones of its length; whether one sees those behind it
+  int combiners;                     // CTAs per head that add the partials, and wait for those before them (attention_combine.cuh)
   float score_scale, out_scale;      // softmax scale * log2(e) * K scale (* 2^8 for E4M3); V scale (* 2^8 for E4M3)
 };
 DEVICE const u8* token_row(const AttentionArgs& a, const int* table, int token, int head) {
   const int block = token / a.page;
   return a.cache + (size_t)table[block] * a.block_stride + (size_t)(token - block * a.page) * a.token_stride + (size_t)head * a.head_stride;
 }
+// n / d without a division where many n meet one d, or where n comes late.
+struct Divider {
+  u32 d, inverse;
+  MEMBER Divider(int by) : d((u32)by), inverse(0xffffffffu / (u32)by) {}
+  MEMBER u32 quotient(u32 n, u32& rest) const {
+    u32 q = multiply_high(n, inverse);  // at most one too small
+    rest = n - q * d;
+    if (rest >= d) q++, rest -= d;
+    return q;
+  }
+};
+// Where a token's row lies. The first entries of a table are asked for together with the length that says which of them matters: two accesses to
+// memory at the start of a CTA instead of three.
+struct Pages {
+  const u8* cache;
+  const int* table;
+  Divider units;  // of 16 tokens, in a page
+  int entries[2];  // of a lane
+  MEMBER Pages(const AttentionArgs& a, int sequence, int head) : cache(a.cache + (size_t)head * a.head_stride), table(a.block_table + (size_t)sequence * a.table_stride), units(a.page >> 4) {}
+  MEMBER void ask(const AttentionArgs& a) {
+    const int lane = threadIdx.x & 31;
+    entries[0] = ldg32(table + max(0, min(lane, a.table_stride - 1)));
+    entries[1] = ldg32(table + max(0, min(lane + 32, a.table_stride - 1)));
+  }
+  MEMBER const u8* at(const AttentionArgs& a, int page, u32 rest, int token) const {
+    return cache + (size_t)page * a.block_stride + (size_t)(rest * 16 + (token & 15)) * a.token_stride;
+  }
+  // A whole warp, with one token; after `ask`. Not `on`: nowhere in particular, and no branch.
+  MEMBER const u8* known(const AttentionArgs& a, int token, bool on) const {
+    u32 rest;
+    const u32 block = units.quotient((u32)token >> 4, rest);
+    int page = shfl(block < 32 ? entries[0] : entries[1], block & 31);
+    if (on && block >= 64) page = table[block];
+    return at(a, page, rest, token);
+  }
+  MEMBER const u8* row(const AttentionArgs& a, int token) const {
+    u32 rest;
+    const u32 block = units.quotient((u32)token >> 4, rest);
+    return at(a, table[block], rest, token);
+  }
+};
 // The tiles of `tokens` tokens that any query of a sequence sees, and how many CTAs share them: each has `least` tiles or more.
 struct Share {
   int length, begin, first, tiles, splits;
-  MEMBER Share(const AttentionArgs& a, int sequence, int tokens, int least) {
-    length = a.lengths[sequence];
+  Divider all;
+  MEMBER Share(const AttentionArgs& a, int sequence_length, int tokens, int least, const Divider& by) : length(sequence_length), all(by) {
     begin = a.window > 0 ? max(0, length - a.queries - a.window + 1) : 0;
     first = begin / tokens;
     tiles = (length + tokens - 1) / tokens - first;
     splits = max(1, min(a.splits, (tiles + least - 1) / least));
+  }
+  MEMBER Share(const AttentionArgs& a, int sequence, int tokens, int least) : Share(a, a.lengths[sequence], tokens, least, Divider(a.splits)) {}
+  // How often every split has `at_a_time` tiles.
+  MEMBER int rounds(int at_a_time) const {
+    u32 rest;
+    const u32 n = (u32)max(0, tiles) / (u32)at_a_time;
+    return (int)(splits == (int)all.d ? all.quotient(n, rest) : n / (u32)splits);
   }
 };
 // Column of accumulator 4 * k of a lane in tile nt; `pieces`: tiles per 16-byte chunk of V.

@@ -1,4 +1,5 @@
-// One CUDA device on a CPU: blocks run one after another (those of a cooperative launch together), every thread is a fiber, warp operations and barriers really wait for their
+// One CUDA device on a CPU: blocks run one after another (those of a cooperative launch together; of a launch whose blocks may wait for others, as
+// many as it says that there must be room for), every thread is a fiber, warp operations and barriers really wait for their
 // partners. A wrong lane map, a missing exchange or an index past a buffer is wrong here as on a GPU. What it catches:
 //   - access outside a buffer (the caller puts guard pages behind each one) and outside shared memory, misaligned vector access, bad
 //     shifts and array indices (-fsanitize=undefined with traps): reported with block and thread, the process lives on;
@@ -95,15 +96,18 @@ struct Block {
   dim3 id;
   int first;  // of its fibers
   u8* smem;
+  int live;  // threads that have not ended
   std::vector<Warp> warps;
   Barrier barriers[16];
   Races* races = nullptr;
 };
 static std::vector<Fiber> fibers;
 static Block* block;  // the one that runs
+static std::vector<Block*> blocks_there;
 static void* main_sp;
 static int current;
 static u64 progress;
+static bool waits;  // some thread waits for another block
 static std::vector<u8*> shared_ends;  // the shared memory of each block that is there at a time; it ends at a guard page
 static u8* smem;
 static int shared_bytes;
@@ -187,31 +191,54 @@ static void prepare(Fiber& f) {
   f.sp = top - 8;
   f.done = false;
 }
-static void run_blocks(std::vector<Block>& blocks, const std::vector<int>& order) {
+// Blocks run one after another, each to its end. Where none of those that have started can go on, one more starts, up to `limit` at a time, as on a
+// GPU with so many places; `eager`: all that find a place at once.
+static void run_blocks(const std::vector<dim3>& ids, const std::vector<int>& order, int limit, bool eager) {
   const int n = (int)order.size();
-  for (auto& b : blocks) {
-    b.warps.assign((n + 31) / 32, Warp());
-    memset(b.smem, 0xff, shared_bytes);
-    begin_races(b, n);
-    for (int i = 0; i < n; i++) prepare(fibers[b.first + i]);
-  }
-  for (int live = n * (int)blocks.size(); live;) {
+  std::vector<int> free_places;
+  for (int i = limit; i--;) free_places.push_back(i);
+  std::vector<Block*>& active = blocks_there;  // outlives a fiber that fails
+  int idle = 0;
+  for (size_t next = 0; next < ids.size() || !active.empty();) {
     const u64 before = progress;
-    for (auto& b : blocks) {
-      block = &b;
-      bid = b.id;
-      smem = b.smem;
+    waits = false;
+    for (auto it = active.begin(); it != active.end();) {
+      block = *it;
+      bid = block->id;
+      smem = block->smem;
       for (int i : order)
-        if (!fibers[b.first + i].done) {
-          current = b.first + i;
+        if (!fibers[block->first + i].done) {
+          current = block->first + i;
           tid = {(unsigned)i, 0, 0};
           sm70_emulator_switch(&main_sp, fibers[current].sp);
-          if (fibers[current].done) live--;
+          if (fibers[current].done) block->live--;
         }
+      if (block->live) ++it;
+      else {
+        settle();
+        free_places.push_back(block->first / n);
+        delete block;
+        it = active.erase(it);
+        idle = 0;
+      }
     }
-    if (live && progress == before) fail("deadlock: some threads wait at a barrier or warp operation that others never reach");
+    if (progress != before && !waits && !active.empty()) continue;
+    if (next == ids.size() || free_places.empty()) {
+      if (active.empty()) break;
+      if (waits && ++idle < 1000) continue;
+      fail("deadlock: some threads wait at a barrier or warp operation that others never reach");
+    }
+    do {
+      const int place = free_places.back();
+      free_places.pop_back();
+      Block* b = new Block{ids[next++], place * n, shared_ends[place] - shared_bytes, n};
+      active.push_back(b);
+      b->warps.assign((n + 31) / 32, Warp());
+      memset(b->smem, 0xff, shared_bytes);
+      begin_races(*b, n);
+      for (int i = 0; i < n; i++) prepare(fibers[b->first + i]);
+    } while (eager && next < ids.size() && !free_places.empty());
   }
-  settle();
 }
 template <class... P>
 struct Call {
@@ -246,7 +273,7 @@ static int launch(void (*k)(P...), const int* shape, int order, void** a) {
     snprintf(message, sizeof message, "block of %d threads and %d bytes of shared memory: sm_70 has 1024 and %zu", shape[3], shape[4], kShared);
     return 1;
   }
-  const int count = shape[0] * shape[1] * shape[2], together = shape[5] ? count : 1;
+  const int count = shape[0] * shape[1] * shape[2], together = shape[5] ? count : std::min(count, shape[6] + 1);
   while ((int)shared_ends.size() < together) {
     u8* p = (u8*)mmap(nullptr, kShared + 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) abort();
@@ -267,21 +294,16 @@ static int launch(void (*k)(P...), const int* shape, int order, void** a) {
   sigaction(SIGBUS, &act, &bus);
   sigaction(SIGILL, &act, &ill);
   const std::vector<int> threads = arrange(shape[3], order), numbers = arrange(count, order);
-  std::vector<Block> blocks;  // outlives a fiber that fails
+  std::vector<dim3> ids;
+  for (int b : numbers) ids.push_back({(unsigned)(b % shape[0]), (unsigned)(b / shape[0] % shape[1]), (unsigned)(b / shape[0] / shape[1])});
   int result = 1;
   if (!sigsetjmp(escape, 1)) {
     running = 1;
-    for (int i = 0; i < count; i += together) {
-      blocks.clear();
-      for (int j = 0; j < together; j++) {
-        const int b = numbers[i + j];
-        const dim3 id = {(unsigned)(b % shape[0]), (unsigned)(b / shape[0] % shape[1]), (unsigned)(b / shape[0] / shape[1])};
-        blocks.push_back({id, j * shape[3], shared_ends[j] - shared_bytes});
-      }
-      run_blocks(blocks, threads);
-    }
+    run_blocks(ids, threads, together, shape[5]);
     result = 0;
   }
+  for (Block* b : blocks_there) delete b;
+  blocks_there.clear();
   running = 0;
   sigaction(SIGSEGV, &segv, nullptr);
   sigaction(SIGBUS, &bus, nullptr);
@@ -344,6 +366,9 @@ DEVICE u16 f2h(float x) {
   return h;
 }
 #endif
+DEVICE float reciprocal(float x) { return 1.f / x; }
+DEVICE int leading_zeros(u32 x) { return x ? __builtin_clz(x) : 32; }
+DEVICE u32 multiply_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 DEVICE u32 float_bits(float x) {
   u32 u;
   memcpy(&u, &x, 4);
@@ -384,9 +409,23 @@ DEVICE int max(int a, int b) { return a > b ? a : b; }
 DEVICE uint4 lds128(const void* p) { return *(const uint4*)p; }
 DEVICE uint4 stream128(const void* p) { return *(const uint4*)p; }
 DEVICE uint4 ldg128(const void* p) { return *(const uint4*)p; }
+DEVICE int ldg32(const int* p) { return *p; }
 DEVICE uint2 stream64(const void* p) { return *(const uint2*)p; }
+DEVICE void stream128_if(bool on, const void* p, uint4& r) {
+  if (on) r = *(const uint4*)p;
+}
+DEVICE void stream64_if(bool on, const void* p, uint4& r) {
+  if (!on) return;
+  r.x = ((const uint2*)p)->x;
+  r.y = ((const uint2*)p)->y;
+}
 DEVICE u32 stream32(const void* p) { return *(const u32*)p; }
-DEVICE float2 shared_by_ctas(const float2* p) { return *p; }
+DEVICE float4 shared_by_ctas(const float4* p) { return *p; }
+DEVICE void give_to_ctas(float4* p, float4 x) { *p = x; }
+DEVICE void let_others_run() {
+  emu::waits = true;
+  emu::yield();
+}
 DEVICE u32 take_ticket(u32* p) { return (*p)++; }
 DEVICE float shfl(float v, int lane) {
   const u32 x = float_bits(v);
@@ -394,6 +433,7 @@ DEVICE float shfl(float v, int lane) {
   emu::Warp& w = emu::meet(1, &x, 1, [](emu::Warp&, unsigned) {}, p);
   return float_of(w.in[p][lane][0]);
 }
+DEVICE int shfl(int v, int lane) { return (int)float_bits(shfl(float_of((u32)v), lane)); }
 DEVICE float shfl_xor(float v, int m) { return shfl(v, (emu::current & 31) ^ m); }
 DEVICE int vote_any(int value) {
   const u32 x = value != 0;

@@ -93,6 +93,13 @@ DEVICE float ex2(float x) {
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
+DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE int leading_zeros(u32 x) { return __clz((int)x); }
+DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 u) { return __uint_as_float(u); }
 DEVICE float magnitude(float x) { return fabsf(x); }
@@ -121,17 +128,37 @@ DEVICE u32 stream32(const void* p) {
   asm volatile("ld.global.nc.L1::no_allocate" L2_HINT ".u32 %0,[%1];" : "=r"(r) : "l"(p));
   return r;
 }
+// The same where `on`, else nothing changes: a predicate, not a branch, which a compiler may move a load behind.
+DEVICE void stream128_if(bool on, const void* p, uint4& r) {
+  asm volatile("{.reg .pred on; setp.ne.u32 on,%5,0; @on ld.global.nc.L1::no_allocate" L2_HINT ".v4.u32 {%0,%1,%2,%3},[%4];}"
+               : "+r"(r.x), "+r"(r.y), "+r"(r.z), "+r"(r.w)
+               : "l"(p), "r"((u32)on));
+}
+DEVICE void stream64_if(bool on, const void* p, uint4& r) {
+  asm volatile("{.reg .pred on; setp.ne.u32 on,%3,0; @on ld.global.nc.L1::no_allocate" L2_HINT ".v2.u32 {%0,%1},[%2];}"
+               : "+r"(r.x), "+r"(r.y)
+               : "l"(p), "r"((u32)on));
+}
 DEVICE uint4 ldg128(const void* p) {
   uint4 r;
   asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
   return r;
 }
-// Written by another CTA of the same launch: past L1, and never before the fence above it.
-DEVICE float2 shared_by_ctas(const float2* p) {
-  float2 r;
-  asm volatile("ld.global.cg.v2.f32 {%0,%1},[%2];" : "=f"(r.x), "=f"(r.y) : "l"(p) : "memory");
+DEVICE int ldg32(const int* p) {
+  int r;
+  asm volatile("ld.global.nc.u32 %0,[%1];" : "=r"(r) : "l"(p));
   return r;
 }
+// Words that CTAs of one launch pass to each other: each is whole, and nothing else is promised.
+DEVICE float4 shared_by_ctas(const float4* p) {
+  float4 r;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "l"(p) : "memory");
+  return r;
+}
+DEVICE void give_to_ctas(float4* p, float4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0],{%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+DEVICE void let_others_run() {}
 // Counts one more; what the calling thread (and, by a barrier before, its CTA) wrote is visible to whoever sees the new count, and what the
 // earlier callers wrote is visible afterwards.
 DEVICE u32 take_ticket(u32* p) {
@@ -140,6 +167,7 @@ DEVICE u32 take_ticket(u32* p) {
   return r;
 }
 DEVICE float shfl_xor(float v, int m) { return __shfl_xor_sync(0xffffffffu, v, m); }
+DEVICE int shfl(int v, int l) { return __shfl_sync(0xffffffffu, v, l); }
 DEVICE float shfl(float v, int l) { return __shfl_sync(0xffffffffu, v, l); }
 DEVICE int vote_any(int p) { return __any_sync(0xffffffffu, p); }
 DEVICE void syncwarp() { __syncwarp(); }
