@@ -21,13 +21,18 @@ from .device import Device, DeviceBuffer, Partition
 from .plans import AttentionMemory, CacheLayout, ChainOp, DecodePlan, KvFormat, Launch, LinearTile, VerifyPlan
 
 USEFUL_BYTES = 1 << 30
+MEASURED = "measured"
 LAYERS = 16  # full-attention layers of the 27B model
 FINITE_FP8, FINITE_HALF = 0x37373737, 0x3BFF3BFF
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: `microseconds` of a launch, `useful_gbs` of weights or KV, `share` of 900 GB/s at a V100's clock."""
+    """One figure: `microseconds` of a launch, `useful_gbs` of weights or KV, `share` of 900 GB/s at a V100's clock.
+
+    `issue_share`: of a V100's issue slots, by the main loop's sm_70 instructions at that rate; None where the static
+    model has no figure for the loop. `error`: of a prediction's set-up on this card (v100.proxy_error), in words.
+    """
 
     family: str
     case: str
@@ -41,6 +46,8 @@ class Row:
     share: float
     v100_microseconds: float
     kind: str
+    issue_share: float | None = None
+    error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -141,6 +148,7 @@ class Bench:
         self.part = Partition(device, multiprocessors)
         self.newer = device.kernels.capability[0] > 7
         self.scratch = device.put(np.zeros(1 << 16, np.uint64))
+        self.error = ""
         self._sources: dict[int, DeviceBuffer] = {}
 
     def source(self, mask: int) -> DeviceBuffer:
@@ -169,10 +177,15 @@ class Bench:
         middle = statistics.median(times)
         gbs = useful / middle * 1e-3
         scale = v100.GIGAHERTZ / ghz if self.newer else 1.0
+        kernel = make(0)[0].kernel
+        needed = v100.loop_bytes(kernel)
+        share = gbs * scale / v100.MEMORY_GBS
+        issue = v100.loop_budget(self.device.kernels.facts[family].kernels[kernel], needed).issue if needed else None
         return Row(
-            family=family, case=case, kernel=make(0)[0].kernel, microseconds=round(middle, 3), low=round(min(times), 3),
+            family=family, case=case, kernel=kernel, microseconds=round(middle, 3), low=round(min(times), 3),
             high=round(max(times), 3), useful_bytes=useful, useful_gbs=round(gbs, 1), gigahertz=round(ghz, 3),
-            share=round(gbs * scale / v100.MEMORY_GBS, 3), v100_microseconds=round(middle / scale, 2), kind=self.kind,
+            share=round(share, 3), v100_microseconds=round(middle / scale, 2), kind=self.kind,
+            issue_share=None if issue is None else round(share * issue, 3), error=self.error,
         )  # fmt: skip
 
     def calibrate(self) -> dict[str, float]:
@@ -199,6 +212,9 @@ class Bench:
             cycles = self.scratch.read()[:80].astype(np.float64)
             # 16 warps: four on each sub-partition
             result[f"mma_cycles_{name}"] = float(cycles.mean()) / 1000 / chains / 4
+        if self.kind != MEASURED:
+            found = v100.proxy_error(result)
+            self.error = ", ".join(f"{name} {value:+.0%}" for name, value in found.items())
         return {name: round(value, 3) for name, value in result.items()}
 
     def attention(self, case: AttentionBench) -> Row:
@@ -310,14 +326,16 @@ class Bench:
 def markdown(rows: list[Row]) -> str:
     """The rows as a table."""
     lines = [
-        "| kernel | case | us (low, high) | useful GB/s | share of 900 GB/s | V100 us | kind |",
-        "|---|---|---|---|---|---|---|",
+        "| kernel | case | us (low, high) | useful GB/s | share of 900 GB/s | share of the issue rate | V100 us | kind "
+        "| set-up against a V100 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         spread = f"{row.microseconds:.2f} ({row.low:.2f}, {row.high:.2f})"
         lines.append(
             f"| {row.kernel} | {row.case} | {spread} | {row.useful_gbs:.0f} | {row.share:.2f} "
-            f"| {row.v100_microseconds:.1f} | {row.kind} |"
+            f"| {'' if row.issue_share is None else f'{row.issue_share:.2f}'} "
+            f"| {row.v100_microseconds:.1f} | {row.kind} | {row.error} |"
         )
     return "\n".join(lines) + "\n"
 

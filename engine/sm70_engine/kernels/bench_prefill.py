@@ -52,6 +52,7 @@ class PrefillRow:
     v100_tflops: float
     v100_milliseconds: float
     kind: str
+    error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -107,6 +108,7 @@ def prefill_row(bench: Bench, case: PrefillBench, page: int = 2048) -> PrefillRo
         kernel=plan.kernel, case=case.name, milliseconds=round(middle, 4), low=round(min(times), 4),
         high=round(max(times), 4), tflops=round(tflops, 2), gigahertz=round(ghz, 3),
         v100_tflops=round(tflops * scale, 2), v100_milliseconds=round(middle / scale, 4), kind=bench.kind,
+        error=bench.error,
     )  # fmt: skip
 
 
@@ -120,12 +122,12 @@ def prefill_rows(bench: Bench, families: tuple[str, ...] = ()) -> Iterator[Prefi
 def markdown(rows: list[PrefillRow]) -> str:
     """The rows as a table."""
     lines = [
-        "| kernel | case | ms (low, high) | TFLOP/s here | V100 TFLOP/s | V100 ms | kind |",
-        "|---|---|---|---|---|---|---|",
+        "| kernel | case | ms (low, high) | TFLOP/s here | V100 TFLOP/s | V100 ms | kind | set-up against a V100 |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.kernel} | {row.case} | {row.milliseconds:.3f} ({row.low:.3f}, {row.high:.3f}) | {row.tflops:.1f} "
-        f"| {row.v100_tflops:.1f} | {row.v100_milliseconds:.3f} | {row.kind} |"
+        f"| {row.v100_tflops:.1f} | {row.v100_milliseconds:.3f} | {row.kind} | {row.error} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import bench, bench_prefill, build, driver, many_rows, peers
+from . import bench, bench_prefill, build, driver, many_rows, peers, v100
 from .device import Device
 
 SCHEMA = 1
@@ -32,6 +32,7 @@ def about(device: Device, command: str) -> dict[str, Any]:
         "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
+        "model": v100.fingerprint(),
         "sources": {name: facts.source_hash for name, facts in device.kernels.facts.items()},
     }
 
@@ -39,14 +40,16 @@ def about(device: Device, command: str) -> dict[str, Any]:
 def run(device: Device, variant: build.Variant, sms: int, families: Sequence[str], say: Say) -> dict[str, Any]:
     """Calibration and figures of one build on `sms` multiprocessors (0: all)."""
     volta = device.kernels.capability[0] == 7
-    kind = f"prediction ({variant.name})" if variant.name else "measured"
+    kind = f"prediction ({variant.name})" if variant.name else bench.MEASURED
     runner = bench.Bench(device, variant.spread, sms, kind)
     calibration = runner.calibrate()
     say(f"{variant.name or 'plain'} build on {calibration['multiprocessors']:.0f} multiprocessors: {calibration}")
     rows, prefills = [], []
     for row in runner.run(tuple(families)):
         rows.append(row)
-        say(f"{row.kernel:22s} {row.case:44s} {row.microseconds:9.2f} us, share of 900 GB/s {row.share:.3f}")
+        say(
+            f"{row.kernel:22s} {row.case:44s} {row.microseconds:9.2f} us, share of 900 GB/s {row.share:.3f} {row.error}"
+        )
     for prefill in bench_prefill.prefill_rows(runner, tuple(families)):
         prefills.append(prefill)
         say(f"{prefill.kernel:22s} {prefill.case:44s} {prefill.milliseconds:9.3f} ms, {prefill.tflops} TFLOP/s")

@@ -5,8 +5,12 @@ Frozen: these figures and rules were written down before the kernels that they j
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import sass
 from .build import KernelFacts
 
 SMS = 80
@@ -15,6 +19,28 @@ MEMORY_GBS = 900.0
 SUB_PARTITIONS = 4
 REGISTERS, THREADS, SHARED, MAX_CTAS = 65536, 2048, 96 * 1024, 32
 REGISTER_UNIT = 256  # registers of a warp are handed out in pieces of this many
+# m8n8k4 on a sub-partition: cycles from one to the next, and from one to one that needs its result.
+MATRIX_CYCLES, MATRIX_LATENCY = 8.4, 8.7
+
+
+def fingerprint() -> str:
+    """12 hexadecimal digits of the model: its figures, the cycles of each instruction and how they are added up."""
+    figures = (SMS, GIGAHERTZ, MEMORY_GBS, SUB_PARTITIONS, REGISTERS, THREADS, SHARED, MAX_CTAS, REGISTER_UNIT)
+    rules = "".join(inspect.getsource(x) for x in (ctas_per_sm, keep_ctas_off, loop_budget, sass.weigh_loop))
+    return hashlib.sha256((repr(figures) + rules).encode()).hexdigest()[:12]
+
+
+def proxy_error(calibration: Mapping[str, float]) -> dict[str, float]:
+    """What a run's set-up gives over what a V100 has, less 1: `memory` rate, and cycles of `matrix` time and `latency`.
+
+    These three are all of the proxy's error that can be measured without a V100.
+    """
+    useful = calibration["useful_read_gbs"] * GIGAHERTZ / calibration["gigahertz"]
+    return {
+        "memory": useful / MEMORY_GBS - 1,
+        "matrix": calibration["mma_cycles_independent"] / MATRIX_CYCLES - 1,
+        "latency": calibration["mma_cycles_dependent"] / MATRIX_LATENCY - 1,
+    }
 
 
 def ctas_per_sm(registers: int, threads: int, shared_bytes: int) -> int:

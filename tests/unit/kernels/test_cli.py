@@ -112,3 +112,18 @@ def test_peers_are_set_against_ours_and_what_is_missing_is_named() -> None:
     assert "| f | a case | torch SDPA, dense FP16 | 25.00 (24.00, 26.00) | 80 | 2.50 | 1.5e-03 |" in table
     assert "FlashInfer: not installed here" in table
     assert "torch in a case: refused" in table
+
+
+def test_a_predictions_set_up_is_set_against_a_v100() -> None:
+    """By the calibration of one NVIDIA H200 with the stand-in s3, 2026-12-01."""
+    calibration = {
+        "useful_read_gbs": 1195.654, "gigahertz": 1.98, "mma_cycles_independent": 9.306, "mma_cycles_dependent": 10.442,
+    }  # fmt: skip
+    found = {name: round(value, 3) for name, value in v100.proxy_error(calibration).items()}
+    assert found == {"memory": 0.027, "matrix": 0.108, "latency": 0.2}
+
+
+def test_the_models_fingerprint_follows_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = v100.fingerprint()
+    monkeypatch.setattr(v100, "MEMORY_GBS", 1000.0)
+    assert v100.fingerprint() != before
