@@ -49,7 +49,7 @@ crds: bootstrap  ## Generate the CRD and its reference from the operator's types
 	@$(PYTHON) -m sm70_operator.api.crd --write crds charts/sm70-operator/crds
 	@$(PYTHON) -m sm70_operator.api.reference --write docs/reference/crd.md
 
-kernels-nvcc: bootstrap  ## Compile the kernels with the nvcc of a CUDA 12 toolkit (NVCC=path) instead of NVRTC.
+kernels-nvcc: bootstrap  ## Compile the kernels with the nvcc of a CUDA toolkit, 11.8 to 12.9 (NVCC=path).
 	@$(PYTHON) -m sm70_engine.kernels.nvcc build/nvcc $(NVCC)
 
 device-bundle: bootstrap  ## Pack what the device lane needs on a machine with a GPU (docs/engine/device_lane.md).
