@@ -14,6 +14,8 @@ struct LinearArgs {
 // too late to wait for memory: the unit goes to L2 at least half a unit of work before (AHEAD 1: when its predecessor's turn begins; 2: one unit
 // earlier; 0: not at all, where products take long enough). Activations: staged in shared memory, two buffers, one barrier a unit for the NW warps
 // that share a slice of K; stored between the products, a quarter at a time, or (WHOLE) all at the end of a unit at whose start they were fetched.
+// -DMEET_EQUALLY, for compute-sanitizer's racecheck only: a slice with a unit less meets once more. The tool loses count of the CTA's barriers when
+// groups of warps have met unequally often before them, and reports what those order (docs/engine/device/h200_2026_12_01_workshop.md).
 template <int MT, int NT, int NW, int KW, bool WIDE, bool WHOLE, int AHEAD, bool GATED>
 DEVICE void linear(const LinearArgs& p) {
   SHARED_BYTES(sm);
@@ -71,6 +73,9 @@ DEVICE void linear(const LinearArgs& p) {
     });
     from += KW * 64;
   }
+#ifdef MEET_EQUALLY
+  if (NW > 1 && n < (U + KW - 1) / KW) named_bar(kw + 1, NW * 32);
+#endif
   syncblock();
   tile.template finish<32>(acc, reinterpret_cast<float4*>(sm), nw, kw, GATED, p.scale, p.up_scale, p.out, p.out_stride, blockIdx.x, M, p.n);
 }
