@@ -23,15 +23,13 @@ _D256 = "d256 g6 B1 context"
 _VERIFY = f"{_D256} 32768 page 2048 q8"
 _PREFILL = "d256 g6 queries 8192 context 32768"
 SERVED: dict[str, Served] = {
-    "decode_scalar_paged": Served(("decode_", "combine_"), ("attention_decode_e4m3", f"{_D256} 32768 page 2048")),
+    "decode_scalar_paged": Served(("decode_",), ("attention_decode_e4m3", f"{_D256} 32768 page 2048")),
     "decode_xqa_paged": Served(
-        ("decode_e4m3_d256", "decode_e5m2_d256", "decode_f16_d256", "combine_"),
+        ("decode_e4m3_d256", "decode_e5m2_d256", "decode_f16_d256"),
         ("attention_decode_e4m3", f"{_D256} 131072 page 2048"),
         "the same kernels: heads of a group always share a read of K and V",
     ),
-    "decode_e4m3_scalar_tail": Served(
-        ("decode_e4m3_d256", "combine_e4m3_d256"), ("attention_decode_e4m3", f"{_D256} 32768 page 2048")
-    ),
+    "decode_e4m3_scalar_tail": Served(("decode_e4m3_d256",), ("attention_decode_e4m3", f"{_D256} 32768 page 2048")),
     "verify_e4m3_grouped": Served(("verify_e4m3_d256", "verify_combine_e4m3_d256"), ("attention_verify_e4m3", _VERIFY)),
     "verify_e4m3_long": Served(
         ("verify_e4m3_d256", "verify_combine_e4m3_d256"),
@@ -53,7 +51,7 @@ SERVED: dict[str, Served] = {
         ("prefill_e4m3_d256", "prefill_e5m2_d256", "prefill_f16_d256"), ("prefill", f"e4m3 {_PREFILL}")
     ),
     "prefill_packed": Served(("prefill_",), ("prefill", f"e4m3 {_PREFILL}")),
-    "attention_rows": Served(("decode_", "combine_"), None, "every query as a sequence of its own"),
+    "attention_rows": Served(("decode_",), None, "every query as a sequence of its own"),
     "prefill_gqa_fp32": Served(("prefill_e4m3_d256", "prefill_combine_e4m3"), ("prefill", f"e4m3 {_PREFILL}")),
     "prefill_bm32_paged": Served(("prefill_f16_d256", "prefill_combine_f16"), ("prefill", f"f16 {_PREFILL}")),
     "prefill_fp8_bridge": Served(("prefill_bridge_",)),

@@ -95,6 +95,19 @@ def test_linears_that_cannot_be_chained_are_refused() -> None:
         chained([good, last], m=65)
 
 
+def test_a_decode_on_a_card_without_room_for_the_ctas_that_wait_is_a_deadlock() -> None:
+    case = AttentionCase(KvFormat.E4M3, 128, 6, (1500,), 112, 10)
+    backend = Emulator(1)  # the CTAs that wait start first
+    assert checks.check_attention(backend, case).passed
+
+    class Small(Emulator):
+        def run(self, launch: plans.Launch) -> None:
+            super().run(replace(launch, waiting=1))
+
+    with pytest.raises(KernelError, match="deadlock"):
+        checks.check_attention(Small(1), case)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("order", [1, 7])

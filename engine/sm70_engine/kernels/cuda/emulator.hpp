@@ -73,7 +73,7 @@ sm70_emulator_switch:
   ret
 .size sm70_emulator_switch, .-sm70_emulator_switch
 )");
-constexpr size_t kStack = 1 << 17, kPage = 4096, kShared = 96 << 10;
+constexpr size_t kStack = 1 << 17, kPage = 4096, kShared = 96 << 10, kKept = 2048;  // stacks that are kept from launch to launch
 struct Warp {
   int arrived = 0, kind = 0;
   unsigned generation = 0;
@@ -304,6 +304,11 @@ static int launch(void (*k)(P...), const int* shape, int order, void** a) {
   }
   for (Block* b : blocks_there) delete b;
   blocks_there.clear();
+  for (size_t i = kKept; i < fibers.size(); i++)  // Linux gives a process 65,530 mappings, and a stack takes two
+    if (fibers[i].stack) {
+      munmap(fibers[i].stack, kStack + kPage);
+      fibers[i].stack = nullptr;
+    }
   running = 0;
   sigaction(SIGSEGV, &segv, nullptr);
   sigaction(SIGBUS, &bus, nullptr);
