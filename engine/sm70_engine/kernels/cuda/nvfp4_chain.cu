@@ -54,9 +54,9 @@ DEVICE void grid_barrier(u32* counter) {
 DEVICE u32 other_lane(u32 v, int l) { return __shfl_sync(0xffffffffu, v, l); }
 // Relaxed, not just past L1: a compiler may take a weak load for one that never changes and drop a loop that waits for it.
 DEVICE uint4 load_relay(const void* p) {
-  u64 x, y;
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1},[%2];" : "=l"(x), "=l"(y) : "l"(p) : "memory");
-  return make_uint4((u32)x, (u32)(x >> 32), (u32)y, (u32)(y >> 32));
+  uint4 r;  // four words, not two of 64 bits: splitting those costs moves that wait for the fetch
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p) : "memory");
+  return r;
 }
 DEVICE void store_relay(void* p, u32 lo, u32 hi) {
   asm volatile("st.relaxed.gpu.global.u64 [%0],%1;" ::"l"(p), "l"(lo | (u64)hi << 32) : "memory");
@@ -78,7 +78,7 @@ constexpr int sum_kb(int stage, int kw) {  // shared memory of the sum: what the
   const int left = 96 - (kw * 2 * stage + 1023) / 1024;
   return left < 40 ? left : 40;
 }
-DEVICE bool missing(const uint4& x) { return (x.x == ~0u) | (x.z == ~0u); }  // eight bytes come at once
+DEVICE bool missing(const uint4& x) { return (x.x == ~0u) | (x.y == ~0u) | (x.z == ~0u) | (x.w == ~0u); }  // no order among words
 template <int MT, int NT, int NW, int KW, bool WIDE>
 struct ChainTile : Tile<MT, NT, NW, KW, WIDE> {
   using T = Tile<MT, NT, NW, KW, WIDE>;
@@ -219,12 +219,7 @@ DEVICE void chain(const ChainArgs& p) {
     int parity = 0;
     for (int group = blockIdx.x; group * NW * NT < tiles; group += gridDim.x) {
       float acc[T::ROWS][T::PARTS][8];
-#pragma unroll
-      for (int m = 0; m < T::ROWS; m++)
-#pragma unroll
-        for (int t = 0; t < T::PARTS; t++)
-#pragma unroll
-          for (int i = 0; i < 8; i++) acc[m][t][i] = 0.f;
+      clear(acc);
       for (int u = kw; u < U; u += KW) {
         if (wait) {
           auto late = [&]() {
