@@ -65,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         "--submit-file", "--json", type=Path, dest="submit_file", help="write the run here as one JSON document"
     )
     time.add_argument("--plots", type=Path, help="a folder for pictures of the figures (needs matplotlib)")
+    draw = commands.add_parser("plots", help="pictures of runs that `bench --submit-file` wrote (needs matplotlib)")
+    draw.add_argument("folder", type=Path, help="for the pictures")
+    draw.add_argument("files", type=Path, nargs="+", help="of one card; rows of later ones replace those before")
     for name, what in DOCUMENTS.items():
         page = commands.add_parser(name, help=f"{what}, from the device lane's results")
         page.add_argument("--write", action="store_true", help=f"write docs/engine/{name}.md instead of printing it")
@@ -163,6 +166,18 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def _plots(options: argparse.Namespace) -> int:
+    from . import plots
+
+    try:
+        documents = [json.loads(path.read_text()) for path in options.files]
+    except (OSError, ValueError) as error:
+        raise KernelError(f"the files must be what `bench --submit-file` wrote: {error}") from error
+    for path in plots.write(plots.merge(documents), options.folder):
+        print(f"written to {path}")
+    return 0
+
+
 def document(name: str) -> str:
     """A page of docs/engine that is generated as a whole."""
     from . import results, round_model, routes_doc
@@ -186,7 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "list":
         print(report.listing())
         return 0
-    work = {"build": _build, "report": _report, "check": _check, "bench": _bench} | dict.fromkeys(DOCUMENTS, _document)
+    work = {"build": _build, "report": _report, "check": _check, "bench": _bench, "plots": _plots}
+    work |= dict.fromkeys(DOCUMENTS, _document)
     try:
         return work[options.command](options)
     except KernelError as error:

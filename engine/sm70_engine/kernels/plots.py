@@ -20,6 +20,7 @@ _SECTIONS = {
     "nvfp4_chain": "chain",
 }
 _INCH_PER_BAR, _SURROUNDINGS = 0.11, 1.5
+_GAP = 0.2  # above the first bar and below the last, in rows
 _LONGEST_VALUE = 1.16  # room for the figures beside the bars
 
 
@@ -31,6 +32,10 @@ def _label(family: str, case: str) -> str:
     """The case, with the KV format in front where a family has one."""
     _, _, kv_format = family.rpartition("_")
     return f"{kv_format} {case}" if family.startswith("attention_") else case
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bars(
@@ -48,9 +53,9 @@ def _bars(
         bars = axes.barh(
             [place[label] + i * height for label, _ in rows], [value for _, value in rows], height=height, label=name
         )
-        axes.bar_label(bars, [f"{value:.3g}" for _, value in rows], fontsize=6, padding=2)
+        axes.bar_label(bars, [_figure(value) for _, value in rows], fontsize=6, padding=2)
     axes.set_yticks([i + height * (len(groups) - 1) / 2 for i in range(len(labels))], labels)
-    axes.set_ylim(len(labels) - 0.4 + height / 2, -0.6)
+    axes.set_ylim(len(labels) - 1 + height * (len(groups) - 0.5) + _GAP, -height / 2 - _GAP)
     if log:
         axes.set_xscale("log")
         axes.set_xlim(right=axes.get_xlim()[1] * 1.6)
@@ -63,7 +68,7 @@ def _bars(
     axes.set_xlabel(axis, fontsize=8)
     figure.suptitle(title, fontsize=10)
     if len(groups) > 1:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(groups), 3), fontsize=7, frameon=False)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(groups), 4), fontsize=7, frameon=False)
     axes.tick_params(axis="both", labelsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
     plt.close(figure)
@@ -84,10 +89,27 @@ def _figures(document: Mapping[str, Any]) -> dict[Picture, Groups]:
         for row in run.get("prefill", ()):
             label = f"{row['kernel'].split('_')[1]} {row['case']}"
             add(("prefill", "useful TFLOP/s at a V100's clock", False, None), row["kind"], label, row["v100_tflops"])
+    axis = "microseconds a call: whole card, same data, same run"
+    if document["about"].get("capability", [7])[0] > 7:
+        axis += "\n(ours: m8n8k4 is a subroutine on this card; s2 stands in for it, with garbage as result)"
     for row in document.get("peers", ()):
-        picture = f"peers_{_section(row['family'])}", "microseconds a call: whole card, same data, same run", True, None
+        picture = f"peers_{_section(row['family'])}", axis, True, None
         add(picture, row["peer"], _label(row["family"], row["case"]), row["microseconds"])
     return found
+
+
+def merge(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One document of several runs: a row of a later one replaces an earlier one's of the same kind and case."""
+    rows: dict[tuple[str, ...], Any] = {}
+    prefills: dict[tuple[str, ...], Any] = {}
+    peers: dict[tuple[str, ...], Any] = {}
+    for document in documents:
+        for run in document["runs"]:
+            rows |= {(row["kind"], row["family"], row["case"]): row for row in run["rows"]}
+            prefills |= {(row["kind"], row["kernel"], row["case"]): row for row in run.get("prefill", ())}
+        peers |= {(row["peer"], row["family"], row["case"]): row for row in document.get("peers", ())}
+    run = {"rows": list(rows.values()), "prefill": list(prefills.values())}
+    return {"about": documents[-1]["about"], "runs": [run], "peers": list(peers.values())}
 
 
 def write(document: Mapping[str, Any], folder: Path, suffix: str = "svg") -> list[Path]:

@@ -101,3 +101,11 @@ def test_a_run_is_drawn_or_says_what_it_needs(tmp_path: Path) -> None:
         names = [path.name for path in plots.write(document, tmp_path)]
         assert names == ["decode.svg", "prefill.svg", "peers_linears.svg"]
         assert "e4m3 c" in (tmp_path / "decode.svg").read_text()
+
+
+def test_a_later_run_replaces_the_same_figure_only() -> None:
+    def run(case: str, share: float) -> dict[str, object]:
+        return {"about": {}, "runs": [{"rows": [{"kind": "p", "family": "f", "case": case, "share": share}]}]}
+
+    merged = plots.merge([run("a", 0.1), run("b", 0.2), run("a", 0.3)])
+    assert [(row["case"], row["share"]) for row in merged["runs"][0]["rows"]] == [("a", 0.3), ("b", 0.2)]
