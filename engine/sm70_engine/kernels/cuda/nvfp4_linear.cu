@@ -10,12 +10,10 @@ struct LinearArgs {
   int m, n, k;               // n: logical columns of the output, a multiple of 8; k: a multiple of 64
   int a_stride, out_stride;  // halves from row to row, multiples of 8
 };
-// Registers decide how many warps there are, so half a unit of weights is fetched into the registers that its predecessor has just left. That is
-// too late to wait for memory: the unit goes to L2 at least half a unit of work before (AHEAD 1: when its predecessor's turn begins; 2: one unit
-// earlier; 0: not at all, where products take long enough). Activations: staged in shared memory, two buffers, one barrier a unit for the NW warps
-// that share a slice of K; stored between the products, a quarter at a time, or (WHOLE) all at the end of a unit at whose start they were fetched.
-// -DMEET_EQUALLY, for compute-sanitizer's racecheck only: a slice with a unit less meets once more. The tool loses count of the CTA's barriers when
-// groups of warps have met unequally often before them, and reports what those order (docs/engine/device/h200_2026_12_01_workshop.md).
+// Registers decide how many warps there are, so half a unit of weights is fetched into the registers that its predecessor has just left. Where that
+// is too late to wait for memory, the unit goes to L2 before (AHEAD 1: when its predecessor's turn begins; 2: one unit earlier; 0: not at all).
+// Activations: staged in shared memory, two buffers, one barrier a unit for the NW warps that share a slice of K; stored between the products, a
+// quarter at a time, or (WHOLE) all at the end of a unit at whose start they were fetched.
 template <int MT, int NT, int NW, int KW, bool WIDE, bool WHOLE, int AHEAD, bool GATED>
 DEVICE void linear(const LinearArgs& p) {
   SHARED_BYTES(sm);
@@ -94,8 +92,8 @@ DEVICE void linear(const LinearArgs& p) {
 #define WIDE(MT, NW, KW, WHOLE, AHEAD) VARIANT(MT##w_1_##NW##_##KW, NW* KW * 32, MT, 1, NW, KW, true, WHOLE, AHEAD)
 #ifndef EXPLORE
 LINEAR(1, 1, 2, 8, false, 1)
-LINEAR(2, 1, 2, 8, false, 1)
-LINEAR(2, 1, 4, 4, false, 2)
+LINEAR(2, 1, 2, 8, false, 0)
+LINEAR(2, 1, 4, 4, false, 0)
 LINEAR(4, 2, 1, 8, true, 1)
 LINEAR(4, 2, 2, 4, true, 1)
 WIDE(8, 2, 4, true, 0)

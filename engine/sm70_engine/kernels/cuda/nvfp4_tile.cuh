@@ -78,7 +78,9 @@ struct Tile {
   MEMBER void prefetch(int ahead) {
 #pragma unroll
     for (int t = 0; t < (WIDE ? 1 : NT); t++)
-      if (lane < 18) prefetch_l2(at[t] + ahead * KW * UNIT - codes + lane * 64 * SPREAD);
+#pragma unroll
+      for (int i = 0; i < 18 * SPREAD; i += 32)  // 64 bytes a lane; of stretched data all that lies between, as loads fetch it
+        if (i + lane < 18 * SPREAD) prefetch_l2(at[t] + ahead * KW * UNIT - codes + (i + lane) * 64);
   }
   MEMBER void stage_one(const uint4& x, int c, int parity) { sst128(put + parity * STAGE + (c * NW * 4 >> 3) * 1152 + (c * NW * 4 & 7) * 16, x); }
   MEMBER void stage(const uint4 (&x)[CHUNKS], int parity) {
