@@ -245,6 +245,9 @@ DEVICE void chain(const ChainArgs& p) {
         tile.multiply(acc, now, parity);
         parity ^= 1;
       }
+#ifdef MEET_EQUALLY  // as in nvfp4_linear.cu
+      if (NW > 1 && (U - kw + KW - 1) / KW < (U + KW - 1) / KW) named_bar(kw + 1, NW * 32);
+#endif
       wait = false;
       tile.template close<sum_kb(T::STAGE, KW)>(acc, reinterpret_cast<float4*>(sm + KW * 2 * T::STAGE), nw, kw, op,
                                                   op.relay == kNoRelay ? nullptr : reinterpret_cast<u16*>(relays + op.relay), group, M);
