@@ -255,7 +255,8 @@ def test_a_container_that_comes_back_without_a_path(simulation: Simulation, judg
     simulation.until(name, lambda one: condition(one, "Ready").status == "False")
     found = simulation.says(name, "AccelerationComplete", "RouteDisabled")
     assert "reference_gdn" in found.message
-    simulation.until(name, lambda one: one["status"].get("readyReplicas", 0) == 0)  # the report may be read before the kubelet's word
+    # The report may be read before the kubelet's word is.
+    simulation.until(name, lambda one: one["status"].get("readyReplicas", 0) == 0)
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{simulation.service_url(name)}/health", timeout=3)
 
