@@ -38,7 +38,8 @@ struct Pages {
   const int* table;
   Divider units;  // of 16 tokens, in a page
   int entries[2];  // of a lane
-  MEMBER Pages(const AttentionArgs& a, int sequence, int head) : cache(a.cache + (size_t)head * a.head_stride), table(a.block_table + (size_t)sequence * a.table_stride), units(a.page >> 4) {}
+  MEMBER Pages(const AttentionArgs& a, int sequence, int head)
+      : cache(a.cache + (size_t)head * a.head_stride), table(a.block_table + (size_t)sequence * a.table_stride), units(a.page >> 4) {}
   MEMBER void ask(const AttentionArgs& a) {
     const int lane = threadIdx.x & 31;
     entries[0] = ldg32(table + max(0, min(lane, a.table_stride - 1)));
@@ -52,7 +53,7 @@ struct Pages {
     u32 rest;
     const u32 block = units.quotient((u32)token >> 4, rest);
     int page = shfl(block < 32 ? entries[0] : entries[1], block & 31);
-    if (on && block >= 64) page = table[block];
+    if (on && block >= (u32)min(64, a.table_stride)) page = table[block];  // rows may overlap
     return at(a, page, rest, token);
   }
   MEMBER const u8* row(const AttentionArgs& a, int token) const {
