@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     make = commands.add_parser("build", help="compile what is missing; installs the toolchain on first use")
     make.add_argument("--output", type=Path, help="copy all objects into this folder")
     make.add_argument("--timing", action="store_true", help="with the timing builds of the V100 proxy")
+    make.add_argument("--racecheck", action="store_true", help="with the build for compute-sanitizer's racecheck")
     make.add_argument("--jobs", type=int, help="compilations at a time; by default one per core")
     show = commands.add_parser("report", help="what the sm_70 machine code is")
     show.add_argument("--json", action="store_true", help="the manifests instead of tables")
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument(
         "--races", action="store_true", help="on the emulator: also find races in shared memory (several times slower)"
     )
+    test.add_argument("--racecheck", action="store_true", help="on the device: the build of `build --racecheck`")
     time = commands.add_parser("bench", help="time the kernels on this machine's GPU")
     time.add_argument("--families", default="", help="comma-separated prefixes; by default all")
     time.add_argument(
@@ -81,7 +83,8 @@ def _facts(jobs: int | None = None) -> dict[str, build.FamilyFacts]:
 
 
 def _build(options: argparse.Namespace) -> int:
-    variants = (build.PLAIN, *build.TIMING) if options.timing else (build.PLAIN,)
+    variants = [build.PLAIN, *(build.TIMING if options.timing else ())]
+    variants += [build.RACECHECK] if options.racecheck else []
     for name, facts in _facts(options.jobs).items():
         spills = sum(kernel.spills for kernel in facts.kernels.values())
         print(f"{name}: {len(facts.kernels)} kernels, {spills} bytes of spills")
@@ -112,7 +115,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.all or options.on == "device":
         from .device import Device  # only here is a driver needed
 
-        backend = Device(options.objects or objects_folder())
+        backend = Device(options.objects or objects_folder(), build.RACECHECK.name if options.racecheck else "")
     failed = total = 0
     for result in grid.run_all(backend, size, _families(options)):
         total += 1

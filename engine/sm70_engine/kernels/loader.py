@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from . import driver
-from .build import FamilyFacts, read_export
+from .build import RACECHECK, FamilyFacts, read_export
 from .errors import KernelError
 from .plans import Launch
 
@@ -54,9 +54,9 @@ class Kernels:
         if family not in self._libraries:
             path = self._image(family)
             if not path.exists():
-                timing = "--timing " if self._variant else ""
+                what = {"": "", RACECHECK.name: "--racecheck "}.get(self._variant, "--timing ")
                 raise KernelError(
-                    f"{path} must exist; build the objects with `sm70-kernels build {timing}--output {path.parent}`"
+                    f"{path} must exist; build the objects with `sm70-kernels build {what}--output {path.parent}`"
                 )
             image, library = path.read_bytes(), driver.handle()
             text = ctypes.create_string_buffer(image, len(image) + 1)
