@@ -105,6 +105,8 @@ struct Verify {
     if (scoring) score(a, steps, first, stop, publish, K, load_k);
     else multiply(a, steps, first, stop);
   }
+  // The barrier at which the two roles meet, from two places of the program: so not __syncthreads, which all threads must reach in one place.
+  static MEMBER void meet() { named_bar(1, WARPS * 32); }
   static MEMBER size_t slot_of(const AttentionArgs& a) { return ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * a.splits + blockIdx.x; }
   template <class Publish, class Load>
   MEMBER void score(const AttentionArgs& a, int steps, int first, int stop, const Publish& publish, uint4 (&K)[KJ], const Load& load_k) {
@@ -233,7 +235,7 @@ struct Verify {
 #pragma unroll
         for (int i = 0; i < 8; i++) piece(i);
       }
-      syncblock();
+      meet();
     }
 #pragma unroll
     for (int k = 1; k < TR; k *= 2) l_run += shfl_xor(l_run, k);
@@ -266,10 +268,10 @@ struct Verify {
     for (int part = 0; part < VP; part++)
 #pragma unroll
       for (int k = 0; k < 8; k++) load_v(0, part, k);
-    syncblock();
+    meet();
     for (int x = 0; x < steps; x++) {
       const int base = first + x * kStepTokens;
-      syncblock();
+      meet();
       if (changed[x & 3]) {
         const float* fade = fades + (x & 1) * MT * 8;
 #pragma unroll
