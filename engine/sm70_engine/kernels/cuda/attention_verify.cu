@@ -124,7 +124,8 @@ struct Verify {
       {  // V of this warp's tokens of the next step to the L2: a load of it is too short before its use to wait for memory
         const u8* v = next + a.value_offset;
 #pragma unroll
-        for (int i = lane; i < ROW / 8; i += 32) prefetch_l2(v + (size_t)(((sw & 1) * 8 + i / KJ) * a.token_stride) + 64 * SPREAD * (i % KJ));
+        for (int i = lane; i < ROW / 8 * SPREAD; i += 32)  // 64 bytes a lane; of stretched data all that lies between, as loads fetch it
+          prefetch_l2(v + (size_t)(((sw & 1) * 8 + i / (KJ * SPREAD)) * a.token_stride) + 64 * (i % (KJ * SPREAD)));
       }
       const int old = (x + 1) & 1;
       float p[PT], sum = 0.f, top = 0.f, now = 0.f, fade = 0.f, shift = 0.f;
