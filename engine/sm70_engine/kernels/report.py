@@ -40,14 +40,16 @@ def _row(name: str, facts: KernelFacts) -> str:
     occupancy = ctas * facts.threads / v100.THREADS
     matrix = facts.opcodes.get("HMMA.884", 0)
     needed = v100.loop_bytes(name)
-    share, binds = "", ""
-    if needed:
+    share, binds, each = "", "", ""
+    cost = v100.cost(name, facts)
+    if cost:
+        each = f"{cost.bytes}, {cost.instructions:.0f}"
         budget = v100.loop_budget(facts, needed)
         shown = ("issue", budget.issue), *((u, budget.units.get(u, 0.0)) for u in ("tensor", "lsu", "alu", "fma"))
         share, binds = ", ".join(f"{unit} {value:.2f}" for unit, value in shown), budget.binds
     return (
         f"| `{name}` | {facts.registers} | {shared + facts.static_shared} | {facts.spills} | {ctas} ({occupancy:.0%}) "
-        f"| {facts.instructions} | {matrix} | {facts.loop_instructions or ''} | {share} | {binds} |"
+        f"| {facts.instructions} | {matrix} | {facts.loop_instructions or ''} | {each} | {share} | {binds} |"
     )
 
 
@@ -58,8 +60,8 @@ def table(families: Iterable[FamilyFacts]) -> str:
         lines += [f"### {family.name}", "", family.contract + ".", ""]
         lines += [
             "| kernel | registers | shared bytes | spills | CTAs per SM (occupancy) | instructions | HMMA.884 "
-            "| loop | share of a V100's units while 900 GB/s flow | limit by the model |",
-            "|---|---|---|---|---|---|---|---|---|---|",
+            "| loop | bytes, instructions each | share of a V100's units while 900 GB/s flow | limit by the model |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         lines += [_row(name, facts) for name, facts in family.kernels.items()]
         lines.append("")

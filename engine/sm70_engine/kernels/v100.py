@@ -96,3 +96,22 @@ def loop_bytes(kernel: str) -> int:
         tokens = 8 if dim == 256 or (width == 2 and dim > 64) else 16
         return 2 * dim * width * tokens
     return 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one token of KV (all query heads of a KV head) or 2,048 weights (a unit) cost in the main loop."""
+
+    bytes: int
+    """Read from memory."""
+    instructions: float
+    """Of a warp, over all warps that work on it."""
+
+
+def cost(kernel: str, facts: KernelFacts) -> Cost | None:
+    """From the machine code; none where a loop's bytes are not defined."""
+    parts, in_a_pass = kernel.split("_"), loop_bytes(kernel)
+    if not in_a_pass:
+        return None
+    one = 1152 if parts[0] in ("linear", "swiglu", "chain") else 2 * int(parts[2][1:]) * (2 if parts[1] == "f16" else 1)
+    return Cost(one, facts.loop_instructions * one / in_a_pass)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def test_bytes_of_a_main_loop_are_known_for_every_streaming_kernel() -> None:
         for kernel in family.kernels:
             streams = kernel.tensor_cores and not kernel.name.startswith("prefill_")  # which computes: prefill_model.py
             assert (v100.loop_bytes(kernel.name) > 0) == streams, kernel.name
+
+
+def test_what_a_token_and_a_unit_of_weights_cost() -> None:
+    loop = replace(facts(64, 384), loop_instructions=3200)  # the verifier: 16 tokens a pass and sub-partition
+    assert v100.cost("verify_e4m3_d256_r6", loop) == v100.Cost(512, 200.0)
+    assert v100.cost("linear_4_2_1_8", loop) == v100.Cost(1152, 1600.0)  # two column tiles a pass
+    assert v100.cost("prefill_e4m3_d256", loop) is None
 
 
 def test_only_the_generated_part_of_a_document_changes() -> None:
