@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from sm70_operator.render.resource_claim import DEVICE_CLASS, DRIVER
 from stack import operator, services
 from testcluster.cluster import Cluster
 
@@ -20,6 +21,17 @@ NAMESPACE = "serving"
 # A second is a resync period here, so that thirty of them fit into a test.
 SHORT_PERIODS = {"settings.pollSeconds": "1", "settings.resyncSeconds": "1"}
 POD_SELECTOR = "app.kubernetes.io/name=sm70-operator"
+
+
+def gpu_device_class() -> dict[str, Any]:
+    """The class that NVIDIA's driver makes where GPUs are offered as claims."""
+    selector = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": DEVICE_CLASS},
+        "spec": {"selectors": [{"cel": {"expression": selector}}]},
+    }
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster.harness import gpu_device_class
 from sm70_operator.api import crd, names
 from sm70_operator.api.conditions import ConditionType, Reason
 from sm70_operator.observe.facts import PodFacts, parse_pod
@@ -20,7 +21,7 @@ from sm70_operator.plan.explain import Views, judge_startup
 from sm70_operator.plan.intent import Target, read_intent
 from sm70_operator.render.deployment import render_deployment
 from sm70_operator.render.objects import Owner
-from sm70_operator.render.resource_claim import DEVICE_CLASS, DRIVER, render_claim_template
+from sm70_operator.render.resource_claim import render_claim_template
 from sm70_operator.settings import Settings
 from sm70_profiles.facts import Interconnect
 from sm70_profiles.resolver import ResolvedGpus
@@ -46,14 +47,7 @@ def claims() -> Iterator[Cluster]:
     cluster = Cluster.named(f"dra-{os.getpid()}", Options(nodes=1, gpu_source=GpuSource.DRA, images=(archive,)))
     try:
         cluster.up()
-        selector = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
-        device_class = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": DEVICE_CLASS},
-            "spec": {"selectors": [{"cel": {"expression": selector}}]},
-        }
-        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, device_class)
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, gpu_device_class())
         cluster.kubectl("apply", "--server-side", "-f", "-", stdin="---\n".join(crd.render_all().values()))
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{names.PLURAL}.{names.GROUP}")
         yield cluster

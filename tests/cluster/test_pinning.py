@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.harness import NAMESPACE
+from cluster.harness import NAMESPACE, gpu_device_class
 from cluster.simulation import Simulation, simulated_cluster
-from sm70_operator.render.resource_claim import DEVICE_CLASS, DRIVER
 from stack import operator
 from stack.services import condition
 from testcluster import audit
@@ -27,14 +26,7 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
     """A cluster whose GPUs are offered by a DRA driver, with the class that NVIDIA's driver makes."""
     folder = tmp_path_factory.mktemp("claims")
     with simulated_cluster(folder, f"pinning-{os.getpid()}", keep=False, gpu_source=GpuSource.DRA) as found:
-        selector = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
-        device_class = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": DEVICE_CLASS},
-            "spec": {"selectors": [{"cel": {"expression": selector}}]},
-        }
-        found.cluster.apply(device_class)
+        found.cluster.apply(gpu_device_class())
         yield found
 
 

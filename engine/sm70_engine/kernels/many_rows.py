@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from . import loader, plans
+from .bench import TP4_SHAPES
 from .device import Device
 from .peers import time_graph
 
 ROWS = (128, 512, 2048, 8192)
-SHAPES = ((8704, 5120), (5120, 4352), (4128, 5120), (5120, 1536))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def measure(device: Device, objects: Path) -> Iterator[ManyRows]:
     from .peers_linear import dense, weights
 
     os.environ.setdefault(loader.OBJECTS_VARIABLE, str(objects))
-    for n, k in SHAPES:
+    for n, k in TP4_SHAPES:
         packed = weights(n, k, gated=False)
         unpacked = dense(packed)
         space = torch.zeros(

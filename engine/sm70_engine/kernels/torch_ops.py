@@ -188,7 +188,8 @@ def decode_plan(layout: CacheLayout, sequences: int, group: int, window: int, mu
     """The plan that `decode_attention` runs: on a very large card with fewer splits, so that they fit `KEPT_BYTES`."""
     splits = plans.decode_splits(layout, sequences, group, multiprocessors)
     plan = DecodePlan(layout, sequences, group, splits, window)
-    return replace(plan, splits=max(1, splits * KEPT_BYTES // _room(plan)[2])) if _room(plan)[2] > KEPT_BYTES else plan
+    needed = _room(plan)[2]
+    return replace(plan, splits=max(1, splits * KEPT_BYTES // needed)) if needed > KEPT_BYTES else plan
 
 
 def verify_plan(
@@ -502,8 +503,6 @@ MANY_ROWS = 128
 """Above it, weights are unpacked for cuBLAS: two small launches read less than one unpacked copy."""
 CHAIN_ROWS = 64
 """What one launch of a chain takes."""
-COUNTER_BYTES = 256
-"""The front of a linear workspace, unused. The rest is scratch."""
 _BLOCK = 128  # columns: the least that is unpacked at a time
 
 
@@ -527,7 +526,7 @@ def linear_workspace_bytes(
         each = 2 * (k + (2 * max_rows if gated else 0))
         most = -(-n // _BLOCK) * _BLOCK
         needed = max(needed, each * min(most, max(_BLOCK, limit // each // _BLOCK * _BLOCK)))
-    return (_chain_bytes(chained) if chained else 0) + COUNTER_BYTES + needed
+    return (_chain_bytes(chained) if chained else 0) + needed
 
 
 def _chain_bytes(inner: int) -> int:
@@ -592,14 +591,13 @@ def _many(
 ) -> None:
     """Unpacks the weights, some columns at a time, and multiplies with cuBLAS: FP16 in, FP32 sums and scale."""
     gated, (m, k) = up_scale is not None, rows.shape
-    space = workspace.numel() - COUNTER_BYTES
-    columns = _columns(space, m, n, k, gated)
+    columns = _columns(workspace.numel(), m, n, k, gated)
     _require(
         columns > 0 and workspace.dtype == torch.uint8 and workspace.is_contiguous(),
         f"the workspace of {m} rows of [{n}, {k}] must have {linear_workspace_bytes(m, [(n, k, gated)], 0)} bytes of "
         f"contiguous uint8, not {workspace.numel()} of {workspace.dtype} (linear_workspace_bytes says how many)",
     )
-    scratch = workspace[COUNTER_BYTES:].view(torch.float16)
+    scratch = workspace.view(torch.float16)
     unpacked = scratch[: columns * k].view(columns, k)
     step = 2 if gated else 1
 

@@ -108,7 +108,7 @@ def workspace_of(device: torch.device, n: int, k: int, rows: int, gated: bool = 
 
     needed = torch_ops.linear_workspace_bytes(rows, [(n, k, gated)], WORKSPACE_LIMIT)
     if rows > torch_ops.MANY_ROWS:
-        needed = max(needed, torch_ops.COUNTER_BYTES + WORKSPACE_LIMIT)
+        needed = max(needed, WORKSPACE_LIMIT)
     found = _workspaces.get(device)
     if found is None or found.numel() < needed:
         found = _workspaces[device] = torch.zeros(needed, dtype=torch.uint8, device=device)
